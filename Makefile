@@ -1,0 +1,19 @@
+PYTHON ?= python
+
+.PHONY: test lint type bench docs
+
+test:
+	$(PYTHON) -m pytest
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+type:
+	$(PYTHON) -m mypy
+
+bench:
+	$(PYTHON) -m tests.benchmarks
+
+docs:
+	$(PYTHON) -m sphinx -W --keep-going -b html docs docs/_build/html

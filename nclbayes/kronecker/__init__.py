@@ -1,0 +1,18 @@
+"""Kronecker-factored Gaussians: precisions, their sums and divergences, and the distribution itself."""
+
+from nclbayes.kronecker.divergence import SummedPrecision, gaussian_kl, scale_free_kl
+from nclbayes.kronecker.normal import KroneckerNormal
+from nclbayes.kronecker.precision import KroneckerPrecision
+from nclbayes.kronecker.rules import SumRule
+from nclbayes.kronecker.sums import KroneckerSum, kronecker_sum
+
+__all__ = [
+    "KroneckerNormal",
+    "KroneckerPrecision",
+    "KroneckerSum",
+    "SumRule",
+    "SummedPrecision",
+    "gaussian_kl",
+    "kronecker_sum",
+    "scale_free_kl",
+]

@@ -1,0 +1,103 @@
+"""Joint diagonalisation of a definite matrix and a semi-definite one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nclbayes.errors import MatrixError
+from nclbayes.kronecker.precision import check_square, cholesky
+
+
+@dataclass(frozen=True)
+class Pencil:
+    """A pair (A, C), A positive definite and C positive semi-definite, in the basis that diagonalises both.
+
+    ``A = L L^T`` and ``L^-1 C L^-T = U diag(c) U^T`` give ``T = L^-T U`` with ``T^T A T = I`` and
+    ``T^T C T = diag(c)``. Any combination ``X = x1 A + x2 C`` then has eigenvalues ``x1 + x2 c`` in that basis,
+    ``X^-1 = T diag(1 / (x1 + x2 c)) T^T`` and ``log|X| = log|A| + sum log(x1 + x2 c)``.
+
+    Attributes:
+        base: A, [..., k, k], float64.
+        added: C, [..., k, k], float64; with its negative rounding errors removed if it had any.
+        values: c >= 0, [..., k], ascending.
+        basis: T, [..., k, k].
+        logdet: log|A|, [...].
+        clipped: How far below zero the lowest eigenvalue of ``L^-1 C L^-T`` was before it was set to zero, [...].
+    """
+
+    base: Tensor
+    added: Tensor
+    values: Tensor
+    basis: Tensor
+    logdet: Tensor
+    clipped: Tensor
+
+    @classmethod
+    def diagonalise(cls, base: Tensor, added: Tensor, names: tuple[str, str], rtol: float | None = None) -> Pencil:
+        """Diagonalise (A, C) in float64.
+
+        Args:
+            base: A, [..., k, k], positive definite.
+            added: C, [..., k, k], positive semi-definite.
+            names: What an error message calls A and C.
+            rtol: How negative an eigenvalue of C may be, relative to its largest entry, and still count as a
+                rounding error. Default: k times the machine epsilon of C's dtype.
+
+        Returns:
+            The pencil.
+
+        Raises:
+            MatrixError: If A is not positive definite, or C not positive semi-definite, or either not finite.
+        """
+        check_square(names[0], base)
+        check_square(names[1], added)
+        if base.shape[-1] != added.shape[-1]:
+            raise MatrixError(
+                f"{names[0]} and {names[1]} must have the same size, not {base.shape[-1]} and {added.shape[-1]}."
+            )
+        if rtol is None:
+            rtol = added.shape[-1] * torch.finfo(added.dtype).eps
+        a, c = _symmetric(names[0], base), _symmetric(names[1], added)
+        _check_semidefinite(names[1], c, rtol)
+        root = cholesky(names[0], a)
+        half = torch.linalg.solve_triangular(root, c, upper=False)
+        whitened = torch.linalg.solve_triangular(root.mT, half, upper=True, left=False)
+        values, vectors = torch.linalg.eigh(whitened)
+        clipped = values[..., 0].clamp(max=0.0).abs()
+        if bool(clipped.any()):
+            # C may dip below zero by rounding; left alone, x1 A + x2 C could lose definiteness.
+            lift = (root @ vectors) * (-values).clamp(min=0.0).sqrt().unsqueeze(-2)
+            c = c + lift @ lift.mT
+        return cls(
+            base=a,
+            added=c,
+            values=values.clamp(min=0.0),
+            basis=torch.linalg.solve_triangular(root.mT, vectors, upper=True),
+            logdet=2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1),
+            clipped=clipped,
+        )
+
+
+def _symmetric(name: str, matrix: Tensor) -> Tensor:
+    """The matrix in float64, freed of rounding asymmetry; refuse more than that."""
+    gap = (matrix - matrix.mT).abs().amax()
+    if bool(gap > 1e3 * torch.finfo(matrix.dtype).eps * matrix.abs().amax()):
+        raise MatrixError(f"{name} is not symmetric: an entry and its mirror image differ by {float(gap):.3g}.")
+    double = matrix.double()
+    return (double + double.mT) / 2
+
+
+def _check_semidefinite(name: str, matrix: Tensor, rtol: float) -> None:
+    """Refuse eigenvalues below -rtol times the largest entry (one shifted Cholesky tells)."""
+    scale = matrix.abs().amax(dim=(-2, -1), keepdim=True)
+    scaled = matrix / torch.where(scale > 0, scale, torch.ones_like(scale))
+    scaled.diagonal(dim1=-2, dim2=-1).add_(rtol)
+    _, info = torch.linalg.cholesky_ex(scaled)
+    if bool(info.any()):
+        raise MatrixError(
+            f"{name} is indefinite: it has an eigenvalue below -{rtol:.3g} times its largest entry. "
+            "A Fisher factor is a sum of outer products and cannot have one."
+        )
