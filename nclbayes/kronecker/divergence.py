@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nclbayes.errors import MatrixError
 from nclbayes.kronecker.pencil import Pencil
-from nclbayes.kronecker.precision import KroneckerPrecision, balance_logdet, check_square, cholesky
+from nclbayes.kronecker.precision import KroneckerPrecision, check_square, cholesky, kronecker_logdet
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SummedPrecision:
     def logdet(self) -> Tensor:
         """log|A (x) B + C (x) D|, [...]."""
         m, n = self.shape
-        return balance_logdet(self.left.logdet, self.right.logdet, n, m) + self.eigenvalues.log().sum((-2, -1))
+        return kronecker_logdet(self.left.logdet, self.right.logdet, n, m) + self.eigenvalues.log().sum((-2, -1))
 
     def terms(self) -> list[tuple[Tensor, Tensor]]:
         """The two Kronecker products, [(A, B), (C, D)]."""

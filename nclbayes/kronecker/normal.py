@@ -12,14 +12,14 @@ from torch import Size, Tensor
 from torch.distributions import Independent, Normal, constraints, register_kl
 
 from nclbayes.errors import MatrixError
-from nclbayes.kronecker.precision import KroneckerPrecision, balance_logdet, check_square, cholesky
+from nclbayes.kronecker.precision import KroneckerPrecision, check_square, cholesky, inverse_root, kronecker_logdet
 
 
 class KroneckerNormal(TorchDistribution):
     """A Gaussian over m-by-n matrices: ``vec(theta) ~ N(vec(loc), (A (x) G)^-1)``.
 
-    A sample is ``loc + S_G eps S_A^T`` with standard normal eps, where ``S_A S_A^T = A^-1`` and ``S_G S_G^T = G^-1``. Pass
-    the roots (a :class:`KroneckerPrecision` has them: see :meth:`from_precision`) and nothing is factorised.
+    A sample is ``loc + S_G eps S_A^T`` with standard normal eps, where ``S_A S_A^T = A^-1`` and ``S_G S_G^T = G^-1``.
+    Pass the roots (a :class:`KroneckerPrecision` has them: see :meth:`from_precision`) and nothing is factorised.
 
     Args:
         loc: The mean, [..., m, n].
@@ -122,21 +122,19 @@ class KroneckerNormal(TorchDistribution):
     @cached_property
     def input_root(self) -> Tensor:
         """S_A, [..., n, n], with S_A S_A^T = A^-1."""
-        return _inverse_transpose(self._input_cholesky).to(self.loc.dtype)
+        return inverse_root(self._input_cholesky).to(self.loc.dtype)
 
     @cached_property
     def output_root(self) -> Tensor:
         """S_G, [..., m, m], with S_G S_G^T = G^-1."""
-        return _inverse_transpose(self._output_cholesky).to(self.loc.dtype)
+        return inverse_root(self._output_cholesky).to(self.loc.dtype)
 
     @cached_property
     def logdet(self) -> Tensor:
         """log|A (x) G|, [...]."""
         m, n = self._event_shape
-        halves = [
-            factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) for factor in (self._input_cholesky, self._output_cholesky)
-        ]
-        return (2 * balance_logdet(*halves, n=n, m=m)).to(self.loc.dtype)
+        a, g = (L.diagonal(dim1=-2, dim2=-1).log().sum(-1) for L in (self._input_cholesky, self._output_cholesky))
+        return (2 * kronecker_logdet(a, g, n, m)).to(self.loc.dtype)
 
     @property
     def mean(self) -> Tensor:
@@ -169,7 +167,7 @@ class KroneckerNormal(TorchDistribution):
         return self.transform(eps)
 
     def transform(self, eps: Tensor) -> Tensor:
-        """loc + S_G eps S_A^T: the matrix that standard normal noise becomes.
+        """The matrix that standard normal noise becomes, loc + S_G eps S_A^T.
 
         Args:
             eps: [..., m, n].
@@ -225,12 +223,6 @@ class KroneckerNormal(TorchDistribution):
         return new
 
 
-def _inverse_transpose(factor: Tensor) -> Tensor:
-    """L^-T of a lower triangular L, [..., k, k]."""
-    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    return torch.linalg.solve_triangular(factor.mT, identity.expand_as(factor), upper=True)
-
-
 @register_kl(KroneckerNormal, KroneckerNormal)
 def _kl_kronecker_kronecker(p: KroneckerNormal, q: KroneckerNormal) -> Tensor:
     m, n = p.event_shape
@@ -247,7 +239,7 @@ def _trace(root: Tensor, precision: Tensor) -> Tensor:
 
 
 @register_kl(KroneckerNormal, Independent)
-def _kl_kronecker_independent(p: KroneckerNormal, q: Independent) -> Tensor:
+def _kl_kronecker_independent(p: KroneckerNormal, q: Independent[Any]) -> Tensor:
     base = _matrix_normal_base(q)
     m, n = p.event_shape
     precision = base.variance.reciprocal()
@@ -256,7 +248,7 @@ def _kl_kronecker_independent(p: KroneckerNormal, q: Independent) -> Tensor:
 
 
 @register_kl(Independent, KroneckerNormal)
-def _kl_independent_kronecker(p: Independent, q: KroneckerNormal) -> Tensor:
+def _kl_independent_kronecker(p: Independent[Any], q: KroneckerNormal) -> Tensor:
     base = _matrix_normal_base(p)
     m, n = q.event_shape
     shift = q.loc - base.loc
@@ -267,7 +259,7 @@ def _kl_independent_kronecker(p: Independent, q: KroneckerNormal) -> Tensor:
     return (trace - m * n - base.variance.log().sum((-2, -1)) - q.logdet + quadratic) / 2
 
 
-def _matrix_normal_base(distribution: Independent) -> Normal:
+def _matrix_normal_base(distribution: Independent[Any]) -> Normal:
     """The Normal under an Independent whose event is a matrix."""
     base = distribution.base_dist
     if not isinstance(base, Normal) or len(distribution.event_shape) != 2:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-
 from nclbayes.errors import MatrixError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def check_square(name: str, matrix: Tensor) -> None:
@@ -52,8 +55,18 @@ def cholesky(name: str, matrix: Tensor) -> Tensor:
     return factor
 
 
-def balance_logdet(input_logdet: Tensor, output_logdet: Tensor, n: int, m: int) -> Tensor:
-    """log|A (x) G| = m log|A| + n log|G|."""
+def kronecker_logdet(input_logdet: Tensor, output_logdet: Tensor, n: int, m: int) -> Tensor:
+    """Log determinant of a Kronecker product, log|A (x) G| = m log|A| + n log|G|.
+
+    Args:
+        input_logdet: log|A|, [...].
+        output_logdet: log|G|, [...].
+        n: The size of A.
+        m: The size of G.
+
+    Returns:
+        [...].
+    """
     return m * input_logdet + n * output_logdet
 
 
@@ -103,17 +116,10 @@ class KroneckerPrecision:
         Raises:
             MatrixError: If a factor is not a finite positive definite matrix.
         """
-        logdets, inverses, roots = [], [], []
-        for name, matrix in (("the input factor", input), ("the output factor", output)):
-            check_square(name, matrix)
-            factor = cholesky(name, matrix.double())
-            identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
-            root = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
-            roots.append(root.to(matrix.dtype))
-            inverses.append((root @ root.mT).to(matrix.dtype))
-            logdets.append(2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1))
-        logdet = balance_logdet(*logdets, n=input.shape[-1], m=output.shape[-1])
-        return KroneckerPrecision(input, output, *inverses, *roots, logdet.to(input.dtype))
+        A_inverse, A_root, A_logdet = _invert("the input factor", input)
+        G_inverse, G_root, G_logdet = _invert("the output factor", output)
+        logdet = kronecker_logdet(A_logdet, G_logdet, input.shape[-1], output.shape[-1])
+        return KroneckerPrecision(input, output, A_inverse, G_inverse, A_root, G_root, logdet=logdet.to(input.dtype))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -122,7 +128,7 @@ class KroneckerPrecision:
 
     @property
     def size(self) -> int:
-        """m n, the number of weights."""
+        """The number of weights, m n."""
         return self.output.shape[-1] * self.input.shape[-1]
 
     def times(self, matrix: Tensor) -> Tensor:
@@ -172,3 +178,25 @@ class KroneckerPrecision:
             floating = isinstance(value, Tensor) and value.is_floating_point()
             moved[field.name] = value.to(*args) if floating else value
         return type(self)(**moved)
+
+
+def inverse_root(factor: Tensor) -> Tensor:
+    """L^-T, a square root of the inverse of L L^T.
+
+    Args:
+        factor: L, [..., k, k], lower triangular.
+
+    Returns:
+        S = L^-T, [..., k, k], with S S^T = (L L^T)^-1.
+    """
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    return torch.linalg.solve_triangular(factor.mT, identity.expand_as(factor), upper=True)
+
+
+def _invert(name: str, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inverse, its root and log determinant of one factor, computed in float64."""
+    check_square(name, matrix)
+    factor = cholesky(name, matrix.double())
+    root = inverse_root(factor)
+    logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return (root @ root.mT).to(matrix.dtype), root.to(matrix.dtype), logdet

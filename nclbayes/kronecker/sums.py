@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nclbayes.errors import SettingError
 from nclbayes.kronecker.pencil import Pencil
-from nclbayes.kronecker.precision import KroneckerPrecision, balance_logdet
+from nclbayes.kronecker.precision import KroneckerPrecision, kronecker_logdet
 from nclbayes.kronecker.rules import RULES, SumRule, additive, relative_kl
 
 
@@ -86,7 +86,7 @@ def kronecker_sum(
         output_inverse=Y_inverse,
         input_root=X_root,
         output_root=Y_root,
-        logdet=balance_logdet(X_logdet, Y_logdet, n=A.shape[-1], m=B.shape[-1]).to(A.dtype),
+        logdet=kronecker_logdet(X_logdet, Y_logdet, A.shape[-1], B.shape[-1]).to(A.dtype),
         kl=kl,
         start_kl=start_kl,
         iterations=scalars.iterations,
