@@ -1,0 +1,209 @@
+"""The Fisher of a model, summed over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
+from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
+from nclbayes.fisher.per_example import squared_scores
+from nclbayes.fisher.randomness import drawing_from
+from nclbayes.fisher.sums import BlockSums, KroneckerFisher
+from nclbayes.fisher.targets import FisherKind, Target, as_observed, draw, enumerate_targets, score, temper
+from nclbayes.watch import LinearUse, ModelRun, Observed, watch
+from nclbayes.watch.run import Batch, Model
+
+
+@dataclass(frozen=True)
+class DiagonalFisher:
+    """The diagonal Fisher of a diagonal block.
+
+    Attributes:
+        diagonal: Sum of squared per-example gradients, scaled to the number of examples asked for, float64.
+        examples: How many examples it came from.
+    """
+
+    diagonal: Tensor
+    examples: int
+
+
+class FisherAccumulator:
+    """Sums a model's Fisher over batches; memory does not grow with their number.
+
+    Args:
+        model: The Pyro model, called as ``model(*batch, **context)``.
+        values: The weights, by site.
+        kind: "model", "exact" or "empirical".
+        samples: How many targets to draw for each example (kind "model").
+        temperature: Divides the logits of Categorical and Bernoulli outputs.
+        context: Keyword arguments of the model.
+        generator: Decides all draws; by default one seeded with 0. The global random state is left as found.
+
+    Raises:
+        SettingError: If a setting is out of range.
+
+    Example:
+        >>> import pyro, torch
+        >>> import pyro.distributions as dist
+        >>> from nclbayes import FisherAccumulator
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+        >>> fisher = FisherAccumulator(model, {"w": torch.ones(3, 2)}, kind="exact")
+        >>> for _ in range(4):
+        ...     fisher.update((torch.ones(5, 3), torch.zeros(5, 2)))
+        >>> factors = fisher.factors(size=100)["w"]
+        >>> factors.input[0, 0].item(), factors.output[0, 0].item()
+        (1.0, 100.0)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        values: Mapping[str, Tensor],
+        *,
+        kind: FisherKind | str = FisherKind.MODEL,
+        samples: int = 1,
+        temperature: float = 1.0,
+        context: Mapping[str, Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        try:
+            self.kind = FisherKind(kind)
+        except ValueError:
+            allowed = ", ".join(repr(k.value) for k in FisherKind)
+            raise SettingError(f"Unknown kind of Fisher {kind!r}; choose one of {allowed}.") from None
+        if samples < 1:
+            raise SettingError(f"samples must be at least 1, not {samples}.")
+        if not temperature > 0:
+            raise SettingError(f"temperature must be positive, not {temperature}.")
+        self.model = model
+        self.values = values
+        self.samples = samples if self.kind is FisherKind.MODEL else 1
+        self.temperature = temperature
+        self.context = dict(context or {})
+        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self.blocks: dict[str, Block] = {}
+        self.examples = 0
+        self._sums: dict[str, BlockSums] = {}
+        self._diagonal: dict[str, Tensor] = {}
+
+    def update(self, batch: Batch) -> None:
+        """Add one batch.
+
+        Args:
+            batch: The model's positional arguments; the last tensor is the observed one.
+
+        Raises:
+            NonFiniteError: If an activation or gradient is NaN or infinite.
+        """
+        with drawing_from(self.generator, _device(batch)):
+            run = watch(self.model, batch, self.values, self.context)
+            blocks = self._meet(run)
+            observed = temper(run.observed, self.temperature)
+            kronecker = {b.weight: _KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
+            for use in run.linear:
+                if use.weight in kronecker:
+                    kronecker[use.weight].uses.append(use)
+            diagonal = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
+            for target in self._targets(observed, run.examples):
+                self._add_gradients(observed, target, list(kronecker.values()))
+                if diagonal:
+                    squares = squared_scores(self.model, batch, self.context, run, diagonal, target, self.temperature)
+                    for name, square in squares.items():
+                        self._diagonal[name] = self._diagonal.get(name, 0.0) + square
+        for group in kronecker.values():
+            if group.reached:
+                self._sums[group.block.name].add_inputs(group.uses)
+        self.examples += run.examples
+        self._check_finite()
+
+    def factors(self, size: int | None = None) -> dict[str, KroneckerFisher | DiagonalFisher]:
+        """The Fisher of `size` examples like those seen.
+
+        Args:
+            size: The number of examples, N; by default as many as were seen.
+
+        Returns:
+            For every block that the likelihood depends on, its factors.
+
+        Raises:
+            DataError: If no batch was added.
+        """
+        if self.examples == 0:
+            raise DataError("No batch was added, so there is no Fisher yet.")
+        scale = 1.0 if size is None else size / self.examples
+        found: dict[str, KroneckerFisher | DiagonalFisher] = {}
+        for name, sums in self._sums.items():
+            found[name] = sums.factors(scale, self.samples, self.examples)
+        for name, squares in self._diagonal.items():
+            found[name] = DiagonalFisher(squares * (scale / self.samples), self.examples)
+        return found
+
+    def _meet(self, run: ModelRun) -> list[Block]:
+        """The run's blocks; they must be those of earlier runs, or new."""
+        missing = [name for name in run.latents if name not in self.values]
+        if missing:
+            raise ValuesError(f"The model has latent sites without a value: {', '.join(map(repr, missing))}.")
+        blocks = find_blocks(run)
+        for name, block in blocks.items():
+            if self.blocks.setdefault(name, block) != block:
+                raise ModelError(f"Block '{name}' changed its form between batches: {self.blocks[name]}, {block}.")
+        return list(blocks.values())
+
+    def _targets(self, observed: Mapping[str, Observed], examples: int) -> Iterator[Target]:
+        if self.kind is FisherKind.EMPIRICAL:
+            yield as_observed(observed)
+        elif self.kind is FisherKind.EXACT:
+            yield from enumerate_targets(observed, examples)
+        else:
+            for _ in range(self.samples):
+                yield draw(observed)
+
+    def _add_gradients(self, observed: Mapping[str, Observed], target: Target, groups: list[_KroneckerUses]) -> None:
+        """Backpropagate one target to the output of every map."""
+        edges = [use.edge for group in groups for use in group.uses]
+        if not edges:
+            return
+        total = score(observed, target)
+        grads = iter(torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True))
+        for group in groups:
+            pairs = [(use, grad) for use, grad in zip(group.uses, grads, strict=False) if grad is not None]
+            if pairs:
+                group.reached = True
+                name = group.block.name
+                if name not in self._sums:
+                    self._sums[name] = BlockSums(group.block, pairs[0][1].dtype, pairs[0][1].device)
+                self._sums[name].add_gradients(pairs)
+
+    def _check_finite(self) -> None:
+        for name, sums in self._sums.items():
+            side = sums.non_finite_side()
+            if side is not None:
+                raise NonFiniteError(
+                    f"NaN or infinity in the {side} of the map with weight '{self.blocks[name].sites[0]}', up to "
+                    f"example {self.examples}. Look at the data and the weights; nothing was added to hide it."
+                )
+        for name, squares in self._diagonal.items():
+            if not bool(torch.isfinite(squares).all()):
+                raise NonFiniteError(
+                    f"NaN or infinity in the gradients of site '{name}', up to example {self.examples}."
+                )
+
+
+@dataclass
+class _KroneckerUses:
+    """The uses of one block in one run, and whether the likelihood depends on any."""
+
+    block: KroneckerBlock
+    uses: list[LinearUse] = field(default_factory=list)
+    reached: bool = False
+
+
+def _device(batch: Batch) -> torch.device:
+    return next(item.device for item in batch if isinstance(item, Tensor))

@@ -1,0 +1,78 @@
+"""Per-example gradients, for the sites that are no linear maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyro
+from torch import Tensor
+from torch.func import grad, vmap
+
+from nclbayes.errors import UnsupportedUseError
+from nclbayes.fisher.targets import Target, example_axis, score, temper
+from nclbayes.watch import ModelRun, SiteRecorder
+from nclbayes.watch.run import Batch, Model
+
+
+def squared_scores(
+    model: Model,
+    batch: Batch,
+    context: Mapping[str, Any],
+    run: ModelRun,
+    sites: list[str],
+    target: Target,
+    temperature: float,
+) -> dict[str, Tensor]:
+    """Sum over examples of the squared gradient of each example's log likelihood.
+
+    Args:
+        model: The Pyro model.
+        batch: Its positional arguments, examples along the first dimension of every tensor.
+        context: Its keyword arguments.
+        run: A watched run on that batch.
+        sites: The latent sites to differentiate.
+        target: Values and weights of the observed sites.
+        temperature: The Fisher's temperature.
+
+    Returns:
+        For each site, a tensor of its shape.
+
+    Raises:
+        UnsupportedUseError: If the model cannot be vectorised over examples.
+    """
+    values = {name: latent.value.detach() for name, latent in run.latents.items()}
+    fixed = {name: value for name, value in values.items() if name not in sites}
+    axes = {name: example_axis(run.observed[name], run.examples) for name in target.values}
+
+    def log_likelihood(
+        weights: dict[str, Tensor], example: list[Any], targets: dict[str, Tensor], counts: dict[str, Tensor]
+    ) -> Tensor:
+        recorder = SiteRecorder({**fixed, **weights})
+        arguments = [item.unsqueeze(0) if isinstance(item, Tensor) else item for item in example]
+        with recorder:
+            model(*arguments, **context)
+        one = Target(
+            {name: value.unsqueeze(axes[name]) for name, value in targets.items()},
+            {name: value.unsqueeze(axes[name]) for name, value in counts.items()},
+        )
+        return score(temper(recorder.observed, temperature), one)
+
+    in_dims = (
+        None,
+        [0 if isinstance(item, Tensor) else None for item in batch],
+        {name: axes[name] for name in target.values},
+        {name: axes[name] for name in target.weights},
+    )
+    per_example = vmap(grad(log_likelihood), in_dims=in_dims)
+    chosen = {name: values[name] for name in sites}
+    try:
+        # Validation branches on data, which cannot be vectorised; the watched run has validated the same call.
+        with pyro.validation_enabled(False), pyro.settings.context(module_local_params=True):
+            gradients = per_example(chosen, list(batch), dict(target.values), dict(target.weights))
+    except RuntimeError as error:
+        raise UnsupportedUseError(
+            f"The sites {', '.join(map(repr, sites))} are no linear maps and need per-example gradients, but torch.func "
+            f"could not vectorise the model over examples: {error}"
+        ) from error
+    return {name: g.double().square().sum(0) for name, g in gradients.items()}

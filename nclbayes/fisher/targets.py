@@ -1,0 +1,244 @@
+"""Targets for the score: drawn from the model, enumerated, or as observed.
+
+A Fisher is ``E[ (grad log p(y)) (grad log p(y))^T ]``. Each kind replaces the expectation over y by a list of targets,
+each with a weight for every observed number; backpropagating ``sum weight * log p(target)`` for each of them gives
+gradients whose outer products add up to the expectation (or, drawn, to an estimate of it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import product
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch import distributions as torch_dist
+
+from nclbayes.errors import DataError, SettingError
+from nclbayes.watch import Observed
+
+
+class FisherKind(str, Enum):
+    """How the expectation over targets is taken.
+
+    Attributes:
+        MODEL: Targets drawn from the model: the Fisher, estimated.
+        EXACT: Targets enumerated, or integrated exactly for a normal: the Fisher without sampling noise.
+        EMPIRICAL: The observed targets: the empirical Fisher, for comparison only.
+    """
+
+    MODEL = "model"
+    EXACT = "exact"
+    EMPIRICAL = "empirical"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Values for observed sites, and how much each observed number counts.
+
+    Attributes:
+        values: A value for each site that is scored.
+        weights: What multiplies that site's log probability, elementwise; absent: 1.
+    """
+
+    values: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+
+
+def draw(observed: Mapping[str, Observed]) -> Target:
+    """A target drawn from the model, for all sites at once.
+
+    Args:
+        observed: The observed sites of a run.
+
+    Returns:
+        The target; it carries no gradient.
+    """
+    with torch.no_grad():
+        return Target({name: site.fn.sample() for name, site in observed.items()}, {})
+
+
+def as_observed(observed: Mapping[str, Observed]) -> Target:
+    """The observed values themselves.
+
+    Args:
+        observed: The observed sites of a run.
+
+    Returns:
+        The target.
+    """
+    return Target({name: site.value for name, site in observed.items()}, {})
+
+
+def enumerate_targets(observed: Mapping[str, Observed], examples: int) -> Iterator[Target]:
+    """Targets whose weighted scores have exactly the second moment of the score.
+
+    One target for each observed number of an example and each value that it can take (weighted by the root of its
+    probability), or for each direction of a normal: so many backward passes.
+
+    Args:
+        observed: The observed sites of a run.
+        examples: How many examples the batch holds.
+
+    Yields:
+        The targets.
+    """
+    for name, site in observed.items():
+        base = _base(site.fn)
+        axis = example_axis(site, examples)
+        positions = [range(1) if i == axis else range(size) for i, size in enumerate(base.batch_shape)]
+        for value, weight in _nodes(name, base):
+            for position in product(*positions):
+                index = tuple(slice(None) if i == axis else at for i, at in enumerate(position))
+                chosen = torch.zeros_like(weight)
+                chosen[index] = weight[index]
+                yield Target({name: value}, {name: chosen})
+
+
+def score(observed: Mapping[str, Observed], target: Target) -> Tensor:
+    """The weighted log likelihood of a target, summed over everything.
+
+    A user's own ``poutine.scale`` enters by its square root: an example of scale 2 counts as two examples, and its
+    Fisher doubles, though its gradient's outer product would quadruple.
+
+    Args:
+        observed: The observed sites of a run.
+        target: Values and weights.
+
+    Returns:
+        A scalar with the run's graph behind it.
+    """
+    total: Any = 0.0
+    for name, value in target.values.items():
+        site = observed[name]
+        weight = target.weights.get(name)
+        if weight is None:
+            log_prob, extra = site.fn.log_prob(value), 0
+        else:
+            base, extra = _base(site.fn), len(site.fn.event_shape) - len(_base(site.fn).event_shape)
+            log_prob = weight * base.log_prob(value)
+            for mask, dims in _masks(site.fn):
+                log_prob = _masked(log_prob, mask, dims)
+        log_prob = _masked(log_prob, site.mask, extra)
+        scale = site.scale
+        if isinstance(scale, Tensor):
+            log_prob = log_prob * scale.sqrt().reshape(scale.shape + (1,) * extra)
+        elif scale != 1.0:
+            log_prob = log_prob * scale**0.5
+        total = total + log_prob.sum()
+    return total
+
+
+def temper(observed: Mapping[str, Observed], temperature: float) -> dict[str, Observed]:
+    """Observed sites with their logits divided by a temperature.
+
+    Args:
+        observed: The observed sites of a run.
+        temperature: T; 1 changes nothing.
+
+    Returns:
+        The tempered sites.
+
+    Raises:
+        SettingError: If a site is neither Categorical nor Bernoulli.
+    """
+    if temperature == 1.0:
+        return dict(observed)
+    return {name: replace(site, fn=_tempered(name, site.fn, temperature)) for name, site in observed.items()}
+
+
+def example_axis(site: Observed, examples: int) -> int:
+    """Along which dimension of an observed site's batch shape the examples lie.
+
+    Args:
+        site: The observed site.
+        examples: How many examples the batch holds.
+
+    Returns:
+        The dimension of the plate of that size if there is exactly one, else 0.
+
+    Raises:
+        DataError: If that dimension does not have the length of the batch.
+    """
+    shape = site.fn.batch_shape
+    plates = [dim + len(shape) for _, dim, size in site.plates if size == examples]
+    axis = plates[0] if len(plates) == 1 else 0
+    if not shape or shape[axis] != examples:
+        raise DataError(
+            f"Cannot tell the examples of observed site '{site.name}' apart: its batch shape {tuple(shape)} does not "
+            f"start with the batch's {examples} examples. Put them first, or inside one pyro.plate of that size."
+        )
+    return axis
+
+
+def _nodes(name: str, base: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Values and root weights, [batch shape of base], whose scores have the distribution's second moments."""
+    if isinstance(base, torch_dist.Normal):
+        # Gauss-Hermite: one node is exact for the mean's score, three for that of mean and scale together.
+        nodes = [(1.0, 1.0)]
+        if base.scale.requires_grad:
+            nodes = [(0.0, 2 / 3), (3**0.5, 1 / 6), (-(3**0.5), 1 / 6)]
+        for shift, weight in nodes:
+            yield (base.loc + shift * base.scale).detach(), torch.full_like(base.loc.detach(), weight**0.5)
+    elif isinstance(base, torch_dist.MultivariateNormal):
+        if base._unbroadcasted_scale_tril.requires_grad:
+            raise DataError(
+                f"The exact Fisher of site '{name}' is known for a multivariate normal of fixed covariance only; "
+                "use kind='model'."
+            )
+        d = base.event_shape[0]
+        ones = torch.ones(base.batch_shape, dtype=base.loc.dtype, device=base.loc.device)
+        for k in range(d):
+            yield (base.loc + d**0.5 * base.scale_tril[..., k]).detach(), ones * d**-0.5
+    elif base.has_enumerate_support:
+        for value in base.enumerate_support(expand=True).unbind(0):
+            yield value, base.log_prob(value).detach().div(2).exp()
+    else:
+        raise DataError(
+            f"The exact Fisher of site '{name}' is not known for a {type(base).__name__}; use kind='model' with "
+            "several samples."
+        )
+
+
+def _base(fn: Any) -> Any:
+    """The distribution under masks and independence wrappers."""
+    while isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def _masks(fn: Any) -> Iterator[tuple[Tensor | bool, int]]:
+    """The masks wrapped around the base, each with the number of dimensions to its right."""
+    dims = 0
+    while isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
+        if isinstance(fn, dist.MaskedDistribution):
+            yield fn._mask, dims
+        else:
+            dims += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+
+
+def _masked(log_prob: Tensor, mask: Tensor | bool | None, dims: int) -> Tensor:
+    if mask is None or mask is True:
+        return log_prob
+    if mask is False:
+        return log_prob * 0.0
+    return torch.where(mask.reshape(mask.shape + (1,) * dims), log_prob, torch.zeros_like(log_prob))
+
+
+def _tempered(name: str, fn: Any, temperature: float) -> Any:
+    if isinstance(fn, dist.MaskedDistribution):
+        return dist.MaskedDistribution(_tempered(name, fn.base_dist, temperature), fn._mask)
+    if isinstance(fn, torch_dist.Independent):
+        return dist.Independent(_tempered(name, fn.base_dist, temperature), fn.reinterpreted_batch_ndims)
+    for kind in (dist.Categorical, dist.Bernoulli, dist.OneHotCategorical):
+        if isinstance(fn, kind):
+            return kind(logits=fn.logits / temperature)
+    raise SettingError(
+        f"A Fisher temperature other than 1 needs Categorical or Bernoulli outputs; site '{name}' is a "
+        f"{type(fn).__name__}."
+    )

@@ -1,0 +1,18 @@
+"""Running a model while seeing its sites (Pyro's side) and its linear maps (torch's side)."""
+
+from nclbayes.watch.maps import LinearUse, MapRecorder, OtherUse
+from nclbayes.watch.run import ModelRun, watch
+from nclbayes.watch.sites import Latent, Observed, SiteRecorder
+from nclbayes.watch.steps import valid_steps
+
+__all__ = [
+    "Latent",
+    "LinearUse",
+    "MapRecorder",
+    "ModelRun",
+    "Observed",
+    "OtherUse",
+    "SiteRecorder",
+    "valid_steps",
+    "watch",
+]

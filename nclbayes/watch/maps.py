@@ -1,0 +1,332 @@
+"""Torch's side of a run: see every call on a weight, and recognise the linear maps among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from nclbayes.errors import DataError, NCLError
+from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, CallKind, call_kind, call_name
+from nclbayes.watch.rows import ConvolutionRows, ProductRows, only_valid
+from nclbayes.watch.sites import learnable_parameter
+from nclbayes.watch.steps import current_mask
+
+
+@dataclass
+class LinearUse:
+    """One application of a weight as a linear map, possibly to many rows.
+
+    Attributes:
+        weight: The weight's site.
+        bias: The site that is added to the map's output, if any.
+        call: The torch function, for messages.
+        transposed: Whether the map's m-by-n matrix is the transpose of the site's (last two) dimensions.
+        input: The map's input.
+        edge: Where the gradient of the map's output passes.
+        rows: How input and gradient turn into rows.
+        mask: Which rows are valid, [R] or [k, R]; None for all.
+    """
+
+    weight: str
+    bias: str | None
+    call: str
+    transposed: bool
+    input: Tensor
+    edge: GradientEdge
+    rows: ProductRows | ConvolutionRows
+    mask: Tensor | None
+    _version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._version = self.input._version
+
+    def input_rows(self, column: float | None = None) -> Iterator[Tensor]:
+        """Valid input rows (zeros in place of padding), in bounded pieces.
+
+        Args:
+            column: A number to append to each row, as the input of a bias.
+
+        Yields:
+            [R', n] or [k, R', n]; n counts the appended column.
+
+        Raises:
+            NCLError: If the input was changed in place after the map had read it.
+        """
+        if self.input._version != self._version:
+            raise NCLError(
+                f"The input of {self.call} with weight '{self.weight}' was modified in place after the call. "
+                "Autograd could not differentiate this model either: use an out-of-place operation."
+            )
+        start = 0
+        for piece in self.rows.inputs(self.input.detach()):
+            stop = start + piece.shape[-2]
+            if column is not None:
+                piece = F.pad(piece, (0, 1), value=column)
+            yield only_valid(piece, None if self.mask is None else self.mask[..., start:stop])
+            start = stop
+
+    def gradient_rows(self, grad: Tensor) -> Tensor:
+        """Valid gradient rows (zeros in place of padding).
+
+        Args:
+            grad: The gradient of the map's output.
+
+        Returns:
+            [R, m] or [k, R, m].
+        """
+        return only_valid(self.rows.gradients(grad), self.mask)
+
+    def count(self) -> Tensor | int:
+        """The number of valid rows (of each map of a stack)."""
+        if self.mask is None:
+            return self.rows.count
+        valid = self.mask.sum()
+        return valid if self.mask.ndim == 1 else valid / self.mask.shape[0]
+
+
+@dataclass(frozen=True)
+class OtherUse:
+    """A differentiable use of a site that is no linear map.
+
+    Attributes:
+        site: The site.
+        call: The torch function, for messages.
+        kind: What the call does with the site.
+    """
+
+    site: str
+    call: str
+    kind: CallKind
+
+
+@dataclass(frozen=True)
+class _Alias:
+    """A tensor that is a site's value, or a transpose or broadcast view of it."""
+
+    site: str
+    transposed: bool
+    stacked: bool
+    tensor: Tensor
+
+
+class MapRecorder(TorchFunctionMode):
+    """While active, records each use of the weights that it is told to :meth:`track`.
+
+    A weight is recognised by identity, through transposes and broadcasting views; no hooks are placed and no class is
+    replaced. Any other leaf tensor that requires grad is a learnable parameter without prior, and is refused.
+
+    Args:
+        parameter_names: Names of parameters by ``id``, for messages.
+    """
+
+    def __init__(self, parameter_names: Mapping[int, str] | None = None) -> None:
+        super().__init__()
+        self.linear: list[LinearUse] = []
+        self.others: list[OtherUse] = []
+        self._names = parameter_names or {}
+        self._aliases: dict[int, _Alias] = {}
+        self._open: dict[int, tuple[Tensor, LinearUse]] = {}
+
+    def track(self, site: str, value: Tensor) -> None:
+        """Watch one more weight.
+
+        Args:
+            site: Its name.
+            value: Its value, a leaf that requires grad; the model must use this very tensor.
+        """
+        self._aliases[id(value)] = _Alias(site, transposed=False, stacked=value.ndim == 3, tensor=value)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run one torch function and note what it does with a weight."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func is Tensor.requires_grad_ or not _differentiable(out):
+            return out
+        found = list(self._sites_among(args, kwargs))
+        if not found:
+            return out
+        if isinstance(out, Tensor) and len(found) == 1 and self._follow(func, found[0], out):
+            return out
+        use = self._linear_use(func, out, args, kwargs)
+        for alias in found:
+            if use is None or alias.site not in (use.weight, use.bias):
+                self.others.append(OtherUse(alias.site, call_name(func), call_kind(func, args)))
+        return out
+
+    def _linear_use(self, func: Callable[..., Any], out: Any, args: Any, kwargs: Any) -> LinearUse | None:
+        if func is F.linear:
+            return self._linear(func, out, *args, **kwargs)
+        if func in PRODUCTS:
+            return self._product(func, out, *args, **kwargs)
+        if func in CONVOLUTIONS:
+            return self._convolution(func, out, *args, **kwargs)
+        if func in ADDITIONS:
+            return self._bias(*args, **kwargs)
+        return None
+
+    def _sites_among(self, args: Any, kwargs: Any) -> Iterator[_Alias]:
+        for tensor in _tensors(args, kwargs):
+            alias = self._aliases.get(id(tensor))
+            if alias is not None:
+                yield alias
+            elif tensor.requires_grad and tensor.is_leaf:
+                raise learnable_parameter(self._names.get(id(tensor), f"of shape {tuple(tensor.shape)}"))
+
+    def _follow(self, func: Callable[..., Any], alias: _Alias, out: Tensor) -> bool:
+        """Whether `out` is the weight itself in another view, which is then watched too."""
+        if func in COPIES and out.shape == alias.tensor.shape:
+            transposed = alias.transposed
+        elif out._is_view() and out.data_ptr() == alias.tensor.data_ptr() and alias.tensor.ndim >= 2:
+            kept = 3 if alias.stacked else 2
+            lead, last, same = len(out.shape) - kept, _axes(out)[-kept:], _axes(alias.tensor)[-kept:]
+            if lead < 0 or any(size > 1 and stride > 0 for size, stride in _axes(out)[:lead]):
+                return False
+            if _match(last, same):
+                transposed = alias.transposed
+            elif _match(last, [*same[:-2], same[-1], same[-2]]):
+                transposed = not alias.transposed
+            else:
+                return False
+        else:
+            return False
+        self._aliases[id(out)] = _Alias(alias.site, transposed, alias.stacked, out)
+        return True
+
+    def _record(
+        self, func: Callable[..., Any], out: Tensor, x: Tensor, weight: _Alias, bias: Any, transposed: bool, rows: Any
+    ) -> LinearUse:
+        mask = current_mask()
+        if mask is not None:
+            if mask.shape != rows.lead[: mask.ndim]:
+                raise DataError(
+                    f"valid_steps was given a mask of shape {tuple(mask.shape)}, but {call_name(func)} with weight "
+                    f"'{weight.site}' has rows of shape {tuple(rows.lead)}; the mask must cover their first dimensions."
+                )
+            mask = rows.mask(mask)
+        use = LinearUse(
+            weight=weight.site,
+            bias=None,
+            call=call_name(func),
+            transposed=transposed,
+            input=x,
+            edge=get_gradient_edge(out),
+            rows=rows,
+            mask=mask,
+        )
+        self.linear.append(use)
+        added = self._aliases.get(id(bias))
+        if added is not None and added.tensor.ndim == 1:
+            use.bias = added.site
+        if bias is None and isinstance(rows, ProductRows) and not rows.left:
+            self._open[id(out)] = (out, use)
+        return use
+
+    def _product(self, func: Callable[..., Any], out: Tensor, *args: Any, **kwargs: Any) -> LinearUse | None:
+        """A product of a matrix and a weight, in either order; a product of two weights is no linear map."""
+        *bias, first, second = (t for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
+        if kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1:
+            return None
+        left, right = self._aliases.get(id(first)), self._aliases.get(id(second))
+        weight = left or right
+        if weight is None or (left and right):
+            return None
+        vector = weight.tensor.ndim == 1
+        rows = ProductRows(tuple(out.shape), left=left is not None, stacked=weight.stacked, vector=vector)
+        # x @ w: the map's m-by-n matrix is w^T; w @ x: it is w; a vector is its only row.
+        transposed = not vector and weight.transposed == (left is not None)
+        return self._record(func, out, second if left else first, weight, bias[0] if bias else None, transposed, rows)
+
+    def _linear(
+        self, func: Callable[..., Any], out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> LinearUse | None:
+        alias = self._aliases.get(id(weight))
+        if alias is None or id(input) in self._aliases or alias.stacked:
+            return None
+        rows = ProductRows(tuple(out.shape), left=False, stacked=False, vector=weight.ndim == 1)
+        return self._record(func, out, input, alias, bias, alias.transposed, rows)
+
+    def _convolution(
+        self,
+        func: Callable[..., Any],
+        out: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> LinearUse | None:
+        alias = self._aliases.get(id(weight))
+        if alias is None or id(input) in self._aliases:
+            return None
+        kernel = tuple(weight.shape[2:])
+        steps = _each(dilation, len(kernel))
+        rows = ConvolutionRows(
+            shape=tuple(out.shape),
+            kernel=kernel,
+            stride=_each(stride, len(kernel)),
+            padding=_pads(padding, kernel, steps),
+            dilation=steps,
+            groups=groups,
+        )
+        return self._record(func, out, input, alias, bias, False, rows)
+
+    def _bias(self, first: Any, second: Any, *, alpha: float = 1, **_: Any) -> LinearUse | None:
+        """Join ``x @ w + b``: the sum of an open product and a site that holds one number for each output."""
+        for product, bias in ((first, second), (second, first)):
+            held, alias = self._open.get(id(product)), self._aliases.get(id(bias))
+            if held is None or alias is None or alpha != 1 or bias.ndim > 1:
+                continue
+            use = held[1]
+            outputs = 1 if isinstance(use.rows, ProductRows) and use.rows.vector else product.shape[-1]
+            if bias.numel() == outputs:
+                del self._open[id(product)]
+                use.bias = alias.site
+                return use
+        return None
+
+
+def _tensors(*nested: Any) -> Iterator[Tensor]:
+    for item in nested:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, (tuple, list)):
+            yield from _tensors(*item)
+        elif isinstance(item, dict):
+            yield from _tensors(*item.values())
+
+
+def _differentiable(out: Any) -> bool:
+    return any(tensor.requires_grad for tensor in _tensors(out))
+
+
+def _axes(tensor: Tensor) -> list[tuple[int, int]]:
+    return list(zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _match(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> bool:
+    """Whether axes are the same; the stride of an axis of length one means nothing."""
+    return all(a == b or (a[0] == b[0] == 1) for a, b in zip(first, second, strict=True))
+
+
+def _each(setting: Any, count: int) -> tuple[int, ...]:
+    values = (setting,) if isinstance(setting, int) else tuple(setting)
+    return values * count if len(values) == 1 else values
+
+
+def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    if padding == "valid":
+        return ((0, 0),) * len(kernel)
+    if padding == "same":
+        totals = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    return tuple((pad, pad) for pad in _each(padding, len(kernel)))

@@ -1,0 +1,97 @@
+"""One watched run of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from nclbayes.errors import DataError
+from nclbayes.watch.maps import LinearUse, MapRecorder, OtherUse
+from nclbayes.watch.sites import Latent, Observed, SiteRecorder
+
+Model = Callable[..., Any]
+Batch = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """What one run of a model showed.
+
+    Attributes:
+        latents: Latent sites by name.
+        observed: Observed data sites by name.
+        linear: Every application of a weight as a linear map, in order.
+        others: Every other differentiable use of a latent site.
+        examples: How many examples the batch held.
+    """
+
+    latents: dict[str, Latent]
+    observed: dict[str, Observed]
+    linear: list[LinearUse]
+    others: list[OtherUse]
+    examples: int
+
+
+def watch(
+    model: Model,
+    batch: Batch,
+    values: Mapping[str, Tensor] | None = None,
+    context: Mapping[str, Any] | None = None,
+) -> ModelRun:
+    """Run ``model(*batch, **context)`` with the given weights, and record its sites and linear maps.
+
+    Weights without a value get their prior mean. Nothing is drawn for them, Pyro's param store is left alone, and the
+    autograd graph from every map's output to the observed distributions stays alive in the result.
+
+    Args:
+        model: Any Pyro model.
+        batch: Its positional arguments; the last tensor is the observed one, and examples lie along the first
+            dimension.
+        values: Values of latent sites by name.
+        context: Its keyword arguments.
+
+    Returns:
+        The record of the run.
+
+    Raises:
+        DataError: If the batch is empty or the model observes nothing.
+    """
+    examples = batch_size(batch)
+    leaves = {name: value.detach().requires_grad_() for name, value in (values or {}).items()}
+    names = {id(p): name for name, p in model.named_parameters()} if isinstance(model, nn.Module) else {}
+    maps = MapRecorder(names)
+    sites = SiteRecorder(leaves, meet=maps.track)
+    inputs = [item.detach() if isinstance(item, Tensor) else item for item in batch]
+    with torch.enable_grad(), pyro.settings.context(module_local_params=True), sites, maps:
+        model(*inputs, **(context or {}))
+    if not sites.observed:
+        raise DataError(
+            "The model has no observed site, so there is no likelihood to learn from. Its last positional argument "
+            "must reach a pyro.sample(..., obs=...) statement."
+        )
+    return ModelRun(sites.latents, sites.observed, maps.linear, maps.others, examples)
+
+
+def batch_size(batch: Batch) -> int:
+    """The number of examples in a batch: the length of its last tensor.
+
+    Args:
+        batch: Tensors with examples along their first dimension.
+
+    Returns:
+        The number of examples.
+
+    Raises:
+        DataError: If the batch holds no tensor, or no example.
+    """
+    tensors = [item for item in batch if isinstance(item, Tensor)]
+    if not tensors or tensors[-1].ndim == 0:
+        raise DataError("A batch must hold tensors with examples along the first dimension; this one does not.")
+    if tensors[-1].shape[0] == 0:
+        raise DataError("The batch is empty: it has 0 examples.")
+    return tensors[-1].shape[0]
