@@ -303,7 +303,7 @@ def _diagonal_block(run: ModelRun, site: str, linear: list[LinearUse], others: l
                 "Apply the whole weight with F.linear, x @ w, torch.matmul or F.conv1d/2d/3d, or freeze it."
             )
     if not others and not linear:
-        reason = "bias of several maps"
+        reason = "a bias that belongs to no single map"
     else:
         calls = ", ".join(sorted({other.call for other in others} | {use.call for use in linear}))
         reason = f"used by {calls}"
@@ -330,8 +330,8 @@ def _normal(latent: Latent) -> TorchNormal:
         fn = fn.base_dist
     if not isinstance(fn, TorchNormal):
         raise LatentError(
-            f"The latent site '{latent.name}' has a {type(fn).__name__} prior; a Gaussian posterior can hold Normal weights "
-            "only. Use a Normal prior (transform the value inside the model if it must be positive), or fix the value."
+            f"The latent site '{latent.name}' has a {type(fn).__name__} prior; a Gaussian posterior can hold Normal "
+            "weights only. Use a Normal prior (transform the value inside the model if it must be positive), or fix the value."
         )
     return fn.expand(latent.value.shape)
 

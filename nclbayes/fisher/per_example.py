@@ -68,11 +68,11 @@ def squared_scores(
     chosen = {name: values[name] for name in sites}
     try:
         # Validation branches on data, which cannot be vectorised; the watched run has validated the same call.
-        with pyro.validation_enabled(False), pyro.settings.context(module_local_params=True):
+        with pyro.validation_enabled(False):
             gradients = per_example(chosen, list(batch), dict(target.values), dict(target.weights))
     except RuntimeError as error:
         raise UnsupportedUseError(
-            f"The sites {', '.join(map(repr, sites))} are no linear maps and need per-example gradients, but torch.func "
-            f"could not vectorise the model over examples: {error}"
+            f"The sites {', '.join(map(repr, sites))} are no linear maps and need per-example gradients, but "
+            f"torch.func could not vectorise the model over examples: {error}"
         ) from error
     return {name: g.double().square().sum(0) for name, g in gradients.items()}

@@ -115,6 +115,8 @@ def scale_free_kl(first: Precision, second: Precision) -> Tensor:
 
 
 def _common_size(first: Precision, second: Precision) -> int:
+    for dense in (p for p in (first, second) if isinstance(p, Tensor)):
+        check_square("the dense precision", dense)
     sizes = [p.shape[-1] if isinstance(p, Tensor) else p.shape[0] * p.shape[1] for p in (first, second)]
     shapes = {p.shape for p in (first, second) if not isinstance(p, Tensor)}
     if sizes[0] != sizes[1] or len(shapes) > 1:
@@ -129,7 +131,6 @@ def _logdet(precision: Precision) -> Tensor:
 
 
 def _dense_root(matrix: Tensor) -> Tensor:
-    check_square("the dense precision", matrix)
     return cholesky("the dense precision", matrix.double())
 
 

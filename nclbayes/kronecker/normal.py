@@ -240,7 +240,7 @@ def _trace(root: Tensor, precision: Tensor) -> Tensor:
 
 @register_kl(KroneckerNormal, Independent)
 def _kl_kronecker_independent(p: KroneckerNormal, q: Independent[Any]) -> Tensor:
-    base = _matrix_normal_base(q)
+    base = _matrix_normal_base(q, p)
     m, n = p.event_shape
     precision = base.variance.reciprocal()
     trace = (precision * (p.variance + (p.loc - base.loc).square())).sum((-2, -1))
@@ -249,7 +249,7 @@ def _kl_kronecker_independent(p: KroneckerNormal, q: Independent[Any]) -> Tensor
 
 @register_kl(Independent, KroneckerNormal)
 def _kl_independent_kronecker(p: Independent[Any], q: KroneckerNormal) -> Tensor:
-    base = _matrix_normal_base(p)
+    base = _matrix_normal_base(p, q)
     m, n = q.event_shape
     shift = q.loc - base.loc
     quadratic = (shift * (q.output_precision @ shift @ q.input_precision)).sum((-2, -1))
@@ -259,9 +259,14 @@ def _kl_independent_kronecker(p: Independent[Any], q: KroneckerNormal) -> Tensor
     return (trace - m * n - base.variance.log().sum((-2, -1)) - q.logdet + quadratic) / 2
 
 
-def _matrix_normal_base(distribution: Independent[Any]) -> Normal:
-    """The Normal under an Independent whose event is a matrix."""
+def _matrix_normal_base(distribution: Independent[Any], other: KroneckerNormal) -> Normal:
+    """The Normal under an Independent whose event is a matrix of the other's shape."""
     base = distribution.base_dist
     if not isinstance(base, Normal) or len(distribution.event_shape) != 2:
         raise NotImplementedError("KL with a KroneckerNormal is known for Independent(Normal, 2) only.")
+    if distribution.event_shape != other.event_shape:
+        raise ValueError(
+            "KL between matrices of different shapes: "
+            f"KroneckerNormal {tuple(other.event_shape)}, Independent {tuple(distribution.event_shape)}."
+        )
     return base

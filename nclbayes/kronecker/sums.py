@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nclbayes.errors import SettingError
 from nclbayes.kronecker.pencil import Pencil
-from nclbayes.kronecker.precision import KroneckerPrecision, kronecker_logdet
+from nclbayes.kronecker.precision import KroneckerPrecision, inverse_root, kronecker_logdet
 from nclbayes.kronecker.rules import RULES, SumRule, additive, relative_kl
 
 
@@ -97,7 +97,20 @@ def kronecker_sum(
 def _combine(pencil: Pencil, x1: Tensor, x2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """X = x1 A + x2 C, X^-1, S with S S^T = X^-1, and log|X|."""
     values = x1.unsqueeze(-1) + x2.unsqueeze(-1) * pencil.values
-    root = pencil.basis * values.rsqrt().unsqueeze(-2)
     matrix = x1[..., None, None] * pencil.base + x2[..., None, None] * pencil.added
+    root = _sharpened(pencil.basis * values.rsqrt().unsqueeze(-2), matrix)
     logdet = pencil.logdet + values.log().sum(-1)
     return matrix.to(dtype), (root @ root.mT).to(dtype), root.to(dtype), logdet
+
+
+def _sharpened(root: Tensor, matrix: Tensor) -> Tensor:
+    """A root of X^-1 from a Cholesky of X itself, wherever it agrees with the pencil's root.
+
+    The pencil's root carries the rounding errors of whitening by A: X X^-1 may miss I by a thousand times what a
+    Cholesky of X achieves. Where X is so ill conditioned that its own rounding spoils the Cholesky, the two disagree,
+    and the pencil's root, which never sees the rounded X, is kept.
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    own = inverse_root(factor)
+    gap = own.square().sum((-2, -1)) / root.square().sum((-2, -1)) - 1
+    return torch.where(((info == 0) & (gap.abs() < 1e-6))[..., None, None], own, root)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor, nn
 
-from nclbayes.errors import DataError
+from nclbayes.errors import DataError, NonFiniteError
 from nclbayes.watch.maps import LinearUse, MapRecorder, OtherUse
 from nclbayes.watch.sites import Latent, Observed, SiteRecorder
 
@@ -60,6 +59,7 @@ def watch(
 
     Raises:
         DataError: If the batch is empty or the model observes nothing.
+        NonFiniteError: If the model failed because an activation or a weight is NaN or infinite.
     """
     examples = batch_size(batch)
     leaves = {name: value.detach().requires_grad_() for name, value in (values or {}).items()}
@@ -67,8 +67,13 @@ def watch(
     maps = MapRecorder(names)
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [item.detach() if isinstance(item, Tensor) else item for item in batch]
-    with torch.enable_grad(), pyro.settings.context(module_local_params=True), sites, maps:
-        model(*inputs, **(context or {}))
+    try:
+        with torch.enable_grad(), sites, maps:
+            model(*inputs, **(context or {}))
+    except ValueError as error:
+        # A distribution refuses NaN without saying which layer it came from: say it.
+        _check_finite(sites.latents, maps.linear, error)
+        raise
     if not sites.observed:
         raise DataError(
             "The model has no observed site, so there is no likelihood to learn from. Its last positional argument "
@@ -95,3 +100,15 @@ def batch_size(batch: Batch) -> int:
     if tensors[-1].shape[0] == 0:
         raise DataError("The batch is empty: it has 0 examples.")
     return tensors[-1].shape[0]
+
+
+def _check_finite(latents: Mapping[str, Latent], uses: Sequence[LinearUse], cause: Exception) -> None:
+    for latent in latents.values():
+        if not bool(torch.isfinite(latent.value).all()):
+            raise NonFiniteError(f"The value of site '{latent.name}' holds NaN or infinity.") from cause
+    for use in uses:
+        if not all(bool(torch.isfinite(rows).all()) for rows in use.input_rows()):
+            raise NonFiniteError(
+                f"NaN or infinity in the inputs of the map with weight '{use.weight}' ({use.call}). Look at the data, and "
+                "at the weights of the layers before it."
+            ) from cause
