@@ -331,7 +331,8 @@ def _normal(latent: Latent) -> TorchNormal:
     if not isinstance(fn, TorchNormal):
         raise LatentError(
             f"The latent site '{latent.name}' has a {type(fn).__name__} prior; a Gaussian posterior can hold Normal "
-            "weights only. Use a Normal prior (transform the value inside the model if it must be positive), or fix the value."
+            "weights only. Use a Normal prior (and transform the value inside the model if it must be positive), or "
+            "fix the value."
         )
     return fn.expand(latent.value.shape)
 

@@ -109,6 +109,6 @@ def _check_finite(latents: Mapping[str, Latent], uses: Sequence[LinearUse], caus
     for use in uses:
         if not all(bool(torch.isfinite(rows).all()) for rows in use.input_rows()):
             raise NonFiniteError(
-                f"NaN or infinity in the inputs of the map with weight '{use.weight}' ({use.call}). Look at the data, and "
-                "at the weights of the layers before it."
+                f"NaN or infinity in the inputs of the map with weight '{use.weight}' ({use.call}). Look at the data, "
+                "and at the weights of the layers before it."
             ) from cause
