@@ -134,6 +134,7 @@ class FisherAccumulator:
 
         Raises:
             DataError: If no batch was added.
+            NonFiniteError: If an activation or gradient was NaN or infinite.
         """
         if self.examples == 0:
             raise DataError("No batch was added, so there is no Fisher yet.")
@@ -143,6 +144,7 @@ class FisherAccumulator:
             found[name] = sums.factors(scale, self.samples, self.examples)
         for name, squares in self._diagonal.items():
             found[name] = DiagonalFisher(squares * (scale / self.samples), self.examples)
+        self._check_finite()
         return found
 
     def _meet(self, run: ModelRun) -> list[Block]:

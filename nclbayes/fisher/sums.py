@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nclbayes.blocks import KroneckerBlock
 from nclbayes.fisher.gram import GramSum
 from nclbayes.watch import LinearUse
-
-# Rows of many small uses (the steps of a recurrent network) are joined up to this number before they are multiplied.
-_JOINED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -51,11 +46,9 @@ class BlockSums:
 
     def __init__(self, block: KroneckerBlock, dtype: torch.dtype, device: torch.device) -> None:
         self._block = block
-        *stack, m, n = block.shape
-        self._rtol = max(m, n) * torch.finfo(dtype).eps
-        self._straight = _Sums(GramSum((*stack, n), dtype, device), GramSum((*stack, m), dtype, device))
-        self._exchanged = _Sums(GramSum((*stack, m), dtype, device), GramSum((*stack, n), dtype, device))
-        self._sides = {False: self._straight, True: self._exchanged}
+        self._dtype, self._device = dtype, device
+        self._straight = self._empty(exchanged=False)
+        self._exchanged: _Sums | None = None
 
     def add_inputs(self, uses: list[LinearUse]) -> None:
         """Add the input rows of one batch, once however many targets were backpropagated.
@@ -63,13 +56,15 @@ class BlockSums:
         Args:
             uses: The block's uses in that batch.
         """
-        for exchanged, sums in self._sides.items():
-            here = [use for use in uses if self._is_exchanged(use) == exchanged]
-            pieces = (piece for use in here for piece in use.input_rows(self._bias_column(use, exchanged)))
-            for rows in _joined(pieces):
-                sums.inputs.add(rows)
-            for use in here:
-                sums.rows = sums.rows + use.count()
+        for use in uses:
+            sums = self._side(use)
+            one: float | None = None
+            if self._block.bias is not None and sums is self._straight:
+                # The bias's input is 1; it is 0 where a use of the weight adds no bias.
+                one = float(use.bias == self._block.bias)
+            for rows, mask in use.input_rows():
+                sums.inputs.add(rows, one if one is None or mask is None else one * mask.to(rows.dtype))
+            sums.rows = sums.rows + use.count()
 
     def add_gradients(self, pairs: list[tuple[LinearUse, Tensor]]) -> None:
         """Add the gradient rows of one backpropagated target.
@@ -77,10 +72,10 @@ class BlockSums:
         Args:
             pairs: Uses, with the gradient of their output.
         """
-        for exchanged, sums in self._sides.items():
-            pieces = (use.gradient_rows(grad) for use, grad in pairs if self._is_exchanged(use) == exchanged)
-            for rows in _joined(pieces):
-                sums.gradients.add(rows if not exchanged or self._block.bias is None else F.pad(rows, (0, 1)))
+        for use, grad in pairs:
+            sums = self._side(use)
+            padded = sums is self._exchanged and self._block.bias is not None
+            sums.gradients.add(use.gradient_rows(grad), 0.0 if padded else None)
 
     def factors(self, scale: float, samples: int, examples: int) -> KroneckerFisher:
         """The Fisher ``(N / N_b) (sum z z^T) (x) (sum g g^T) / R``.
@@ -98,30 +93,35 @@ class BlockSums:
         """
         A, G = self._straight.inputs.value(), self._straight.gradients.value() / samples
         rows = float(self._straight.rows)
-        other = float(self._exchanged.rows)
-        if other > 0:
+        if self._exchanged is not None:
             A2, G2 = self._exchanged.gradients.value() / samples, self._exchanged.inputs.value()
-            power, power2 = (M.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] for M in (A, A2))
-            ratio = torch.where((power > 0) & (power2 > 0), (power / rows) / (power2 / other), torch.ones_like(power))
-            A, G, rows = A + ratio * A2, G + torch.where(power2 > 0, G2 / ratio, 0.0), rows + other
-        return KroneckerFisher(A / rows, G * scale, rows, examples, self._rtol)
+            rows2 = float(self._exchanged.rows)
+            power, power2 = _mean_square(A, rows), _mean_square(A2, rows2)
+            ratio = torch.where((power > 0) & (power2 > 0), power / power2, torch.ones_like(power))
+            A, G, rows = A + ratio * A2, G + torch.where(power2 > 0, G2 / ratio, 0.0), rows + rows2
+        rtol = max(A.shape[-1], G.shape[-1]) * torch.finfo(self._dtype).eps
+        return KroneckerFisher(A / rows, G * scale, rows, examples, rtol)
 
     def non_finite_side(self) -> str | None:
         """Which rows hold NaN or infinity: "inputs", "gradients", or None for neither."""
-        for name in ("inputs", "gradients"):
-            traces = [getattr(sums, name).trace().sum() for sums in self._sides.values()]
-            if not bool(torch.isfinite(torch.stack(traces)).all()):
-                return name
+        for sums in filter(None, (self._straight, self._exchanged)):
+            if not sums.inputs.is_finite():
+                return "inputs"
+            if not sums.gradients.is_finite():
+                return "gradients"
         return None
 
-    def _is_exchanged(self, use: LinearUse) -> bool:
-        return use.transposed != self._block.transposed
+    def _side(self, use: LinearUse) -> _Sums:
+        if use.transposed == self._block.transposed:
+            return self._straight
+        if self._exchanged is None:
+            self._exchanged = self._empty(exchanged=True)
+        return self._exchanged
 
-    def _bias_column(self, use: LinearUse, exchanged: bool) -> float | None:
-        """What stands in the bias's place of an input row: 1, or 0 where this use adds no bias."""
-        if self._block.bias is None or exchanged:
-            return None
-        return float(use.bias == self._block.bias)
+    def _empty(self, exchanged: bool) -> _Sums:
+        *stack, m, n = self._block.shape
+        z, g = (GramSum((*stack, size), self._dtype, self._device) for size in ((m, n) if exchanged else (n, m)))
+        return _Sums(z, g)
 
 
 @dataclass
@@ -131,13 +131,6 @@ class _Sums:
     rows: Tensor | int = 0
 
 
-def _joined(pieces: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Rows of several pieces in fewer, longer ones."""
-    held: list[Tensor] = []
-    for piece in pieces:
-        held.append(piece)
-        if sum(p.shape[-2] for p in held) >= _JOINED_ROWS:
-            yield held[0] if len(held) == 1 else torch.cat(held, dim=-2)
-            held = []
-    if held:
-        yield held[0] if len(held) == 1 else torch.cat(held, dim=-2)
+def _mean_square(gram: Tensor, rows: float) -> Tensor:
+    """The mean squared norm of rows, from their Gram sum, [..., 1, 1]."""
+    return gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] / rows

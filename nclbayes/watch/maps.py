@@ -46,14 +46,11 @@ class LinearUse:
     def __post_init__(self) -> None:
         self._version = self.input._version
 
-    def input_rows(self, column: float | None = None) -> Iterator[Tensor]:
-        """Valid input rows (zeros in place of padding), in bounded pieces.
-
-        Args:
-            column: A number to append to each row, as the input of a bias.
+    def input_rows(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Valid input rows (zeros in place of padding) and their mask, in bounded pieces.
 
         Yields:
-            [R', n] or [k, R', n]; n counts the appended column.
+            [R', n] or [k, R', n], and [R'] or [k, R'] or None.
 
         Raises:
             NCLError: If the input was changed in place after the map had read it.
@@ -66,9 +63,8 @@ class LinearUse:
         start = 0
         for piece in self.rows.inputs(self.input.detach()):
             stop = start + piece.shape[-2]
-            if column is not None:
-                piece = F.pad(piece, (0, 1), value=column)
-            yield only_valid(piece, None if self.mask is None else self.mask[..., start:stop])
+            mask = None if self.mask is None else self.mask[..., start:stop]
+            yield only_valid(piece, mask), mask
             start = stop
 
     def gradient_rows(self, grad: Tensor) -> Tensor:
@@ -148,7 +144,7 @@ class MapRecorder(TorchFunctionMode):
         """Run one torch function and note what it does with a weight."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func is Tensor.requires_grad_ or not _differentiable(out):
+        if not _differentiable(out) or func is Tensor.requires_grad_:
             return out
         found = list(self._sites_among(args, kwargs))
         if not found:
@@ -306,7 +302,9 @@ def _tensors(*nested: Any) -> Iterator[Tensor]:
 
 
 def _differentiable(out: Any) -> bool:
-    return any(tensor.requires_grad for tensor in _tensors(out))
+    if isinstance(out, Tensor):
+        return out.requires_grad
+    return isinstance(out, (tuple, list)) and any(tensor.requires_grad for tensor in _tensors(out))
 
 
 def _axes(tensor: Tensor) -> list[tuple[int, int]]:

@@ -107,7 +107,7 @@ def _check_finite(latents: Mapping[str, Latent], uses: Sequence[LinearUse], caus
         if not bool(torch.isfinite(latent.value).all()):
             raise NonFiniteError(f"The value of site '{latent.name}' holds NaN or infinity.") from cause
     for use in uses:
-        if not all(bool(torch.isfinite(rows).all()) for rows in use.input_rows()):
+        if not all(bool(torch.isfinite(rows).all()) for rows, _ in use.input_rows()):
             raise NonFiniteError(
                 f"NaN or infinity in the inputs of the map with weight '{use.weight}' ({use.call}). Look at the data, "
                 "and at the weights of the layers before it."

@@ -38,9 +38,9 @@ def gradient_from_rows(case: Case) -> list[tuple[str, Tensor, Tensor]]:
             if out is None:
                 continue
             exchanged = use.transposed != block.transposed
-            column = None if block.bias is None or exchanged else float(use.bias == block.bias)
-            z = torch.cat(list(use.input_rows(column)), dim=-2)
-            g = use.gradient_rows(out)
+            z, g = torch.cat([rows for rows, _ in use.input_rows()], dim=-2), use.gradient_rows(out)
+            if block.bias is not None and not exchanged:
+                z = F.pad(z, (0, 1), value=float(use.bias == block.bias))
             assert z.shape[-2] == g.shape[-2]
             if exchanged:
                 z, g = F.pad(g, (0, block.bias is not None)), z
