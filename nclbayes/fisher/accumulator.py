@@ -90,6 +90,8 @@ class FisherAccumulator:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.blocks: dict[str, Block] = {}
         self.examples = 0
+        self._form: list[tuple[str, str | None, str, bool]] = []
+        self._last: list[Block] = []
         self._sums: dict[str, BlockSums] = {}
         self._diagonal: dict[str, Tensor] = {}
 
@@ -152,11 +154,15 @@ class FisherAccumulator:
         missing = [name for name in run.latents if name not in self.values]
         if missing:
             raise ValuesError(f"The model has latent sites without a value: {', '.join(map(repr, missing))}.")
+        form = [(use.weight, use.bias, use.call, use.transposed) for use in run.linear]
+        if form == self._form and not run.others:
+            return self._last
         blocks = find_blocks(run)
         for name, block in blocks.items():
             if self.blocks.setdefault(name, block) != block:
                 raise ModelError(f"Block '{name}' changed its form between batches: {self.blocks[name]}, {block}.")
-        return list(blocks.values())
+        self._form, self._last = form, list(blocks.values())
+        return self._last
 
     def _targets(self, observed: Mapping[str, Observed], examples: int) -> Iterator[Target]:
         if self.kind is FisherKind.EMPIRICAL:

@@ -91,16 +91,18 @@ class BlockSums:
         Returns:
             The two factors.
         """
-        A, G = self._straight.inputs.value(), self._straight.gradients.value() / samples
-        rows = float(self._straight.rows)
+        rows = rows1 = float(self._straight.rows)
         if self._exchanged is not None:
-            A2, G2 = self._exchanged.gradients.value() / samples, self._exchanged.inputs.value()
-            rows2 = float(self._exchanged.rows)
-            power, power2 = _mean_square(A, rows), _mean_square(A2, rows2)
+            rows += float(self._exchanged.rows)
+        A, G = self._straight.inputs.value(1 / rows), self._straight.gradients.value(scale / samples)
+        if self._exchanged is not None:
+            A2 = self._exchanged.gradients.value(1 / (rows * samples))
+            G2 = self._exchanged.inputs.value(scale)
+            power, power2 = _trace(A) / rows1, _trace(A2) / (rows - rows1)
             ratio = torch.where((power > 0) & (power2 > 0), power / power2, torch.ones_like(power))
-            A, G, rows = A + ratio * A2, G + torch.where(power2 > 0, G2 / ratio, 0.0), rows + rows2
+            A, G = A + ratio * A2, G + torch.where(power2 > 0, G2 / ratio, 0.0)
         rtol = max(A.shape[-1], G.shape[-1]) * torch.finfo(self._dtype).eps
-        return KroneckerFisher(A / rows, G * scale, rows, examples, rtol)
+        return KroneckerFisher(A, G, rows, examples, rtol)
 
     def non_finite_side(self) -> str | None:
         """Which rows hold NaN or infinity: "inputs", "gradients", or None for neither."""
@@ -131,6 +133,5 @@ class _Sums:
     rows: Tensor | int = 0
 
 
-def _mean_square(gram: Tensor, rows: float) -> Tensor:
-    """The mean squared norm of rows, from their Gram sum, [..., 1, 1]."""
-    return gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] / rows
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]

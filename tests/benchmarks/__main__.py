@@ -1,0 +1,22 @@
+"""Print every benchmark's table: ``make bench``."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.benchmarks import fisher, sums
+
+
+def main() -> None:
+    default = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {default} threads by default\n")
+    for threads in dict.fromkeys((1, default)):
+        torch.set_num_threads(threads)
+        label = "1" if threads == 1 else f"{threads} (default)"
+        print(sums.run(label))
+        print(fisher.run(label))
+    print(fisher.run_memory())
+
+
+if __name__ == "__main__":
+    main()
