@@ -65,10 +65,10 @@ class KroneckerBlock:
         """Site values as the block's matrix.
 
         Args:
-            values: The sites' values, [*samples, *site shape] each.
+            values: The sites' values, ``[*samples, *site_shape]`` each.
 
         Returns:
-            [*samples, m, n] or [*samples, k, m, n].
+            ``[*samples, m, n]`` or ``[*samples, k, m, n]``.
 
         Raises:
             ValuesError: If a site is missing or of the wrong shape.
@@ -86,7 +86,7 @@ class KroneckerBlock:
         """The block's matrix as site values; the inverse of :meth:`pack`.
 
         Args:
-            matrix: [*samples, m, n] or [*samples, k, m, n].
+            matrix: ``[*samples, m, n]`` or ``[*samples, k, m, n]``.
 
         Returns:
             The sites' values.
@@ -160,7 +160,7 @@ class DiagonalBlock:
             values: Site values.
 
         Returns:
-            [*samples, *shape].
+            ``[*samples, *shape]``.
 
         Raises:
             ValuesError: If the site is missing or of the wrong shape.
@@ -171,7 +171,7 @@ class DiagonalBlock:
         """The site's value, by name.
 
         Args:
-            matrix: [*samples, *shape].
+            matrix: ``[*samples, *shape]``.
 
         Returns:
             The site's value.

@@ -65,20 +65,3 @@ def gaussian_fisher(
         jacobian = torch.stack(rows)
         total = total + jacobian.T @ torch.linalg.solve(covariance.double(), jacobian)
     return total
-
-
-def sampled_fisher(
-    log_prob: LogProb,
-    draw: Callable[[dict[str, Tensor], Tensor], Tensor],
-    weights: dict[str, Tensor],
-    xs: Tensor,
-    samples: int,
-    pack: Callable[[dict[str, Tensor]], Tensor],
-) -> Tensor:
-    """The same expectation by drawing targets."""
-    total: Tensor | float = 0.0
-    for x in xs:
-        for _ in range(samples):
-            y = draw(weights, x)
-            total = total + outer(score(log_prob, weights, x, y), pack) / samples
-    return total

@@ -405,11 +405,11 @@ def test_the_models_own_noise_comes_from_the_generator_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "exact", "empirical"])
-@pytest.mark.parametrize("name", ["pyro_mlp", "functional", "cnn", "rnn", "multi_head", "tied", "sequences"])
+@pytest.mark.parametrize("name", ZOO)
 def test_no_tensor_is_made_without_a_device(name: str, kind: str) -> None:
     case = ZOO[name]()
     expected = compute(case, kind=kind)
-    if name != "pyro_mlp" and name != "cnn":
+    if name not in ("pyro_mlp", "pyro_mlp_plate", "cnn"):
         # these models build their priors inside the call, on the default device: keep that on the CPU
         inner = case.model
 
