@@ -14,3 +14,12 @@ def meta_default() -> Iterator[None]:
         yield
     finally:
         torch.set_default_device(None)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on busy cores take a hundred times as long as one does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 
-def orthogonal(rng: np.random.Generator, k: int) -> np.ndarray:
+def orthogonal(rng: np.random.Generator, k: int) -> Tensor:
     """A random orthogonal matrix, [k, k]."""
-    q, r = np.linalg.qr(rng.standard_normal((k, k)))
-    return q * np.sign(np.diag(r))
+    q, r = torch.linalg.qr(torch.from_numpy(rng.standard_normal((k, k))))
+    return q * r.diagonal().sign()
 
 
 def psd(rng: np.random.Generator, k: int, rank: int, condition: float = 10.0, scale: float = 1.0) -> Tensor:
@@ -18,9 +18,9 @@ def psd(rng: np.random.Generator, k: int, rank: int, condition: float = 10.0, sc
     Its `rank` positive eigenvalues run log-uniformly from `scale` down to `scale / condition`, in a random basis.
     """
     basis = orthogonal(rng, k)[:, :rank]
-    values = scale * np.logspace(0, -np.log10(condition), rank)
-    matrix = (basis * values) @ basis.T
-    return torch.from_numpy((matrix + matrix.T) / 2)
+    values = torch.from_numpy(scale * np.logspace(0, -np.log10(condition), rank))
+    matrix = (basis * values) @ basis.mT
+    return (matrix + matrix.mT) / 2
 
 
 def spd(rng: np.random.Generator, k: int, condition: float = 10.0, scale: float = 1.0) -> Tensor:

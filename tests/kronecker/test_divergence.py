@@ -21,12 +21,13 @@ def precision(
 ) -> tuple[KroneckerPrecision | SummedPrecision | Tensor, np.ndarray]:
     """A random precision of that kind, and the same as a dense matrix."""
     rng = np.random.default_rng(seed)
-    A, B, C, D = spd(rng, n, 30, 2.0), spd(rng, m, 30, 0.5), psd(rng, n, n - 1, 9, 4.0), psd(rng, m, m, 9, 1.5)
+    a, b, c, d = rng.uniform(0.5, 4.0, 4)
+    A, B, C, D = spd(rng, n, 30, a), spd(rng, m, 30, b), psd(rng, n, n - 1, 9, c), psd(rng, m, m, 9, d)
     if kind == "kronecker":
         return KroneckerPrecision.factorise(A, B), kron(A, B)
     if kind == "summed":
         return SummedPrecision.of(A, B, C, D), kron(A, B) + kron(C, D)
-    dense = spd(rng, n * m, 50, 3.0)
+    dense = spd(rng, n * m, 50, a * b)
     return dense, dense.numpy()
 
 

@@ -22,7 +22,8 @@ M, N = 2, 3
 def parameters(seed: int = 0, m: int = M, n: int = N) -> tuple[Tensor, Tensor, Tensor]:
     """loc, A and G."""
     rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.standard_normal((m, n))), spd(rng, n, 20, 2.0), spd(rng, m, 20, 0.7)
+    scales = rng.uniform(0.3, 3.0, 2)
+    return torch.from_numpy(rng.standard_normal((m, n))), spd(rng, n, 20, scales[0]), spd(rng, m, 20, scales[1])
 
 
 def batched(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,6 +212,17 @@ def test_reshaping_does_what_it_does_to_pyro_s_multivariate_normal(reshape, cach
         np.testing.assert_allclose(mine.log_prob(x), theirs.log_prob(vec(x)), rtol=1e-9)
     np.testing.assert_allclose(vec(mine.mean), theirs.mean)
     np.testing.assert_allclose(vec(mine.variance), theirs.variance, rtol=1e-9)
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_an_expanded_distribution_validates_as_before(validate):
+    q = KroneckerNormal(*parameters(), validate_args=validate).expand((2,))
+    bad = torch.full((M, N), torch.nan, dtype=torch.float64)
+    if validate:
+        with pytest.raises(ValueError, match="support"):
+            q.log_prob(bad)
+    else:
+        assert bool(q.log_prob(bad).isnan().all())
 
 
 def test_an_expanded_distribution_draws_independently():

@@ -230,6 +230,18 @@ def test_mse_is_the_leading_singular_pair_of_the_rearranged_sum(f):
     assert_same(np.outer(X, Y), sigma[0] * np.outer(u[:, 0], v[0]), rtol=1e-8)
 
 
+def test_mse_keeps_a_first_product_that_is_twelve_decades_smaller():
+    diagonals = {"A": [1.0, 2.0, 4.0], "B": [3.0, 1.0], "C": [1e8, 0.0, 0.0], "D": [1e4, 0.0]}
+    A, B, C, D = (np.array(v) for v in diagonals.values())
+    total = kronecker_sum(*(torch.diag(torch.from_numpy(v)) for v in (A, B, C, D)), "mse")
+    P, Q = np.array([[A @ A, A @ C], [C @ A, C @ C]]), np.array([[B @ B, B @ D], [D @ B, D @ D]])
+    (a, b), (c, d) = Q @ P
+    largest = (a + d + np.sqrt((a - d) ** 2 + 4 * b * c)) / 2
+    x1 = float(total.input[1, 1]) / A[1]  # where C is zero
+    x2 = (float(total.input[0, 0]) - x1 * A[0]) / C[0]
+    assert x1 / x2 == pytest.approx(b / (largest - a), rel=1e-9)
+
+
 @property_test
 @given(factors())
 def test_additive_and_naive_follow_their_formulas(f):

@@ -76,14 +76,14 @@ def test_well_matched_sums_are_inverted_to_1e_6(n, m, C, D):
 
 
 @pytest.mark.parametrize(("n", "m"), SIZES)
-@pytest.mark.parametrize("scale", [0.01, 3.0])
+@pytest.mark.parametrize("scale", [0.01, 9.0])
 def test_rank_one_next_to_a_proportional_factor_is_inverted_to_1e_6(n, m, scale):
     f = wide(n, m)
     for A, B, C, D in (
         (f["A"], f["B"], f["C1"], scale * f["B"]),
         (f["A"], f["B"], scale * f["A"], f["D1"]),
     ):
-        total = _assert_inverted(A, B, C, D)
+        total = _assert_inverted(A, B, C, D, condition=1e9)
         assert abs(float(total.kl)) < 1e-12  # exact
 
 
@@ -150,11 +150,11 @@ def _spectrum(base: Tensor, added: Tensor, rank_one: bool) -> np.ndarray:
     return np.append(np.zeros(len(base) - 1), np.trace(np.linalg.solve(base.numpy(), added.numpy())))
 
 
-def _assert_inverted(A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> KroneckerSum:
+def _assert_inverted(A: Tensor, B: Tensor, C: Tensor, D: Tensor, condition: float = 2e10) -> KroneckerSum:
     total = kronecker_sum(A, B, C, D)
     assert_stationary(total, A, B, C, D)
     for matrix, inverse in ((total.input, total.input_inverse), (total.output, total.output_inverse)):
         values = torch.linalg.eigvalsh(matrix)
-        assert 0 < float(values[-1] / values[0]) < 2e10
+        assert 0 < float(values[-1] / values[0]) <= condition
         assert inverse_error(matrix, inverse) < 1e-6
     return total
