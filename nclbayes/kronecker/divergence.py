@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nclbayes.errors import MatrixError
 from nclbayes.kronecker.pencil import Pencil
-from nclbayes.kronecker.precision import KroneckerPrecision, check_square, cholesky, kronecker_logdet
+from nclbayes.kronecker.precision import KroneckerPrecision, check_symmetric, cholesky, kronecker_logdet
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def scale_free_kl(first: Precision, second: Precision) -> Tensor:
 
 def _common_size(first: Precision, second: Precision) -> int:
     for dense in (p for p in (first, second) if isinstance(p, Tensor)):
-        check_square("the dense precision", dense)
+        check_symmetric("the dense precision", dense)
     sizes = [p.shape[-1] if isinstance(p, Tensor) else p.shape[0] * p.shape[1] for p in (first, second)]
     shapes = {p.shape for p in (first, second) if not isinstance(p, Tensor)}
     if sizes[0] != sizes[1] or len(shapes) > 1:

@@ -12,7 +12,7 @@ from torch import Size, Tensor
 from torch.distributions import Independent, Normal, constraints, register_kl
 
 from nclbayes.errors import MatrixError
-from nclbayes.kronecker.precision import KroneckerPrecision, check_square, cholesky, inverse_root, kronecker_logdet
+from nclbayes.kronecker.precision import KroneckerPrecision, check_symmetric, cholesky, inverse_root, kronecker_logdet
 
 
 class KroneckerNormal(TorchDistribution):
@@ -88,7 +88,7 @@ class KroneckerNormal(TorchDistribution):
         if self._validate_args:
             for side, root in (("input", input_root), ("output", output_root)):
                 if root is None:
-                    check_square(f"{side}_precision", getattr(self, f"{side}_precision"))
+                    check_symmetric(f"{side}_precision", getattr(self, f"{side}_precision"))
                     getattr(self, f"{side}_root")
 
     @classmethod

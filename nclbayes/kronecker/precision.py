@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def check_square(name: str, matrix: Tensor) -> None:
-    """Refuse what is not a finite floating-point square matrix (or batch of them).
+def check_symmetric(name: str, matrix: Tensor) -> None:
+    """Refuse what is not a finite floating-point symmetric matrix (or batch of them).
 
     Args:
         name: How the error message calls the matrix.
         matrix: [..., k, k].
 
     Raises:
-        MatrixError: If the matrix is not square, not floating point, or not finite.
+        MatrixError: If the matrix is not square, not floating point, not finite, or not symmetric up to rounding.
     """
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
         raise MatrixError(f"{name} must be a square matrix [..., k, k], not {tuple(matrix.shape)}.")
@@ -30,6 +30,9 @@ def check_square(name: str, matrix: Tensor) -> None:
         raise MatrixError(f"{name} must be floating point, not {matrix.dtype}.")
     if not bool(torch.isfinite(matrix).all()):
         raise MatrixError(f"{name} has NaN or infinite entries.")
+    gap = (matrix - matrix.mT).abs().amax(dim=(-2, -1))
+    if bool((gap > 1e3 * torch.finfo(matrix.dtype).eps * matrix.abs().amax(dim=(-2, -1))).any()):
+        raise MatrixError(f"{name} is not symmetric: an entry and its mirror image differ by {float(gap.amax()):.3g}.")
 
 
 def cholesky(name: str, matrix: Tensor) -> Tensor:
@@ -195,7 +198,7 @@ def inverse_root(factor: Tensor) -> Tensor:
 
 def _invert(name: str, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inverse, its root and log determinant of one factor, computed in float64."""
-    check_square(name, matrix)
+    check_symmetric(name, matrix)
     factor = cholesky(name, matrix.double())
     root = inverse_root(factor)
     logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -23,7 +23,7 @@ class SumRule(str, Enum):
     Attributes:
         KL: The one closest in Kullback-Leibler divergence (the paper's text).
         ADDITIVE: ``(A + pi C) (x) (B + D / pi)`` with the trace-norm pi; never underestimates a precision.
-        BOUND: The member of that family with the smallest KL: the tightest that never underestimates.
+        BOUND: The member of that family with the smallest KL.
         MSE: The best in Frobenius norm.
         NAIVE: ``(A + C) (x) (B + D)``.
     """

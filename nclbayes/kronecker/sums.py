@@ -19,7 +19,7 @@ class KroneckerSum(KroneckerPrecision):
 
     Attributes:
         kl: KL( N(mu, (X (x) Y)^-1) || N(mu, (A (x) B + C (x) D)^-1) ) in nats, [...].
-        start_kl: The same for the `additive` sum, where the `kl` rule starts, [...].
+        start_kl: The same before the rule's search: that of the `additive` sum for rule `kl`; of the result for others.
         iterations: How many steps the rule's scalar search took (0 for a closed form).
         clipped: How far below zero the lowest eigenvalue of C relative to A, or of D relative to B, was before it
             was set to zero, [...]; zero if nothing had to be repaired.
@@ -37,7 +37,7 @@ def kronecker_sum(
     """One Kronecker product X (x) Y close to A (x) B + C (x) D.
 
     Every rule gives ``X = x1 A + x2 C`` and ``Y = y1 B + y2 D``; :class:`SumRule` says how it chooses the four scalars.
-    The work (two joint diagonalisations) is done in float64; the results have the dtype of A.
+    The work (two joint diagonalisations) is done in float64; matrices and log determinant have the dtype of A.
 
     Args:
         A: Input factor of the first product, [..., n, n], positive definite.
@@ -55,6 +55,7 @@ def kronecker_sum(
 
     Raises:
         SettingError: If the rule is unknown.
+        MatrixError: If A or B is not positive definite, C or D not positive semi-definite, or the sizes do not fit.
 
     Example:
         >>> import torch
