@@ -90,7 +90,7 @@ class FisherAccumulator:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.blocks: dict[str, Block] = {}
         self.examples = 0
-        self._form: list[tuple[str, str | None, str, bool]] = []
+        self._form: list[tuple[str, str | None, Any, bool]] = []
         self._last: list[Block] = []
         self._sums: dict[str, BlockSums] = {}
         self._diagonal: dict[str, Tensor] = {}
@@ -154,7 +154,7 @@ class FisherAccumulator:
         missing = [name for name in run.latents if name not in self.values]
         if missing:
             raise ValuesError(f"The model has latent sites without a value: {', '.join(map(repr, missing))}.")
-        form = [(use.weight, use.bias, use.call, use.transposed) for use in run.linear]
+        form = [(use.weight, use.bias, use.function, use.transposed) for use in run.linear]
         if form == self._form and not run.others:
             return self._last
         blocks = find_blocks(run)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-# Rows are gathered up to this number before they are multiplied: longer products are faster.
-_ROWS = 512
+# Rows are gathered up to this number before they are multiplied: fewer, longer products are faster.
+_ROWS = 1024
 # A symmetric product is computed in panels of so many rows, each from the diagonal on.
 _PANEL = 96
-# After so many products the sum in the rows' own precision is moved to float64.
-_PRODUCTS = 8
+# After so many rows the sum in their own precision is moved to float64.
+_CARRIED = 16_384
 
 
 class GramSum:
@@ -23,34 +25,27 @@ class GramSum:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        *stack, k = shape
-        self._rows = torch.empty(*stack, _ROWS, k, dtype=dtype, device=device)
+        self._partial = torch.zeros(*shape, shape[-1], dtype=dtype, device=device)
+        self._total = torch.zeros(*shape, shape[-1], dtype=torch.float64, device=device)
+        # Products are faster on rows that start at multiples of 64 bytes: lay them out a little longer than k.
+        width = -(-shape[-1] // 16) * 16
+        self._rows = torch.empty(*shape[:-1], _ROWS, width, dtype=dtype, device=device)[..., : shape[-1]]
         self._held = 0
-        self._partial = torch.zeros(*stack, k, k, dtype=dtype, device=device)
-        self._products = 0
-        self._checked = True
-        self._total = torch.zeros(*stack, k, k, dtype=torch.float64, device=device)
+        self._summed = 0
+        self._finite = True
 
-    def add(self, rows: Tensor, tail: Tensor | float | None = None) -> None:
+    def add(self, rows: Tensor) -> None:
         """Add the outer products of rows.
 
         Args:
-            rows: [R, k] or [stack, R, k]; one column less if there is a tail.
-            tail: The last column, a number or [..., R].
+            rows: [R, k] or [stack, R, k].
         """
-        start, count = 0, rows.shape[-2]
-        while start < count:
-            stop = min(count, start + _ROWS - self._held)
-            slot = self._rows[..., self._held : self._held + stop - start, :]
-            if tail is None:
-                slot.copy_(rows[..., start:stop, :])
-            else:
-                slot[..., :-1].copy_(rows[..., start:stop, :])
-                slot[..., -1] = tail[..., start:stop] if isinstance(tail, Tensor) else tail
-            self._held += stop - start
-            start = stop
-            if self._held == _ROWS:
+        for piece in rows.split(_ROWS, dim=-2):
+            count = piece.shape[-2]
+            if self._held + count > _ROWS:
                 self._multiply()
+            self._rows[..., self._held : self._held + count, :] = piece
+            self._held += count
 
     def value(self, factor: float = 1.0) -> Tensor:
         """The sum, symmetric, [..., k, k] in float64.
@@ -60,34 +55,32 @@ class GramSum:
         """
         self._multiply()
         self._carry()
-        whole = self._total * factor
+        whole = torch.empty_like(self._total)
         for i in range(0, whole.shape[-1], _PANEL):
             j = i + _PANEL
-            whole[..., i:j, i:j] = (whole[..., i:j, i:j] + whole[..., i:j, i:j].mT) / 2
-            whole[..., j:, i:j] = whole[..., i:j, j:].mT
+            panel = self._total[..., i:j, i:] * factor
+            corner, rest = panel.tensor_split((panel.shape[-2],), dim=-1)
+            whole[..., i:j, i:j] = (corner + corner.mT) / 2
+            whole[..., i:j, j:] = rest
+            whole[..., j:, i:j] = rest.mT
         return whole
 
     def is_finite(self) -> bool:
-        """Whether no row that has been multiplied since the last call held NaN or infinity."""
-        if self._checked:
-            return True
-        self._checked = True
-        diagonal = self._partial.diagonal(dim1=-2, dim2=-1) + self._total.diagonal(dim1=-2, dim2=-1)
-        return bool(torch.isfinite(diagonal).all())
+        """Whether no row that has been multiplied held NaN or infinity."""
+        return self._finite
 
     def _multiply(self) -> None:
-        """Add the gathered rows' outer products, on and above the diagonal (of panels)."""
         rows = self._rows[..., : self._held, :]
         for i in range(0, rows.shape[-1], _PANEL):
             panel, left = self._partial[..., i : i + _PANEL, i:], rows[..., i : i + _PANEL].mT
             panel.addmm_(left, rows[..., i:]) if rows.ndim == 2 else panel.baddbmm_(left, rows[..., i:])
+        self._finite = self._finite and math.isfinite(float(self._partial.diagonal(dim1=-2, dim2=-1).sum()))
+        self._summed += self._held
         self._held = 0
-        self._checked = False
-        self._products += 1
-        if self._products == _PRODUCTS:
+        if self._summed >= _CARRIED:
             self._carry()
 
     def _carry(self) -> None:
         self._total += self._partial
         self._partial.zero_()
-        self._products = 0
+        self._summed = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nclbayes.blocks import KroneckerBlock
@@ -47,6 +48,9 @@ class BlockSums:
     def __init__(self, block: KroneckerBlock, dtype: torch.dtype, device: torch.device) -> None:
         self._block = block
         self._dtype, self._device = dtype, device
+        # A bias is the last input, constant 1: its row of the sum of z z^T is the sum of z, and the number of rows.
+        self._column: Tensor | float = 0.0
+        self._corner: Tensor | int = 0
         self._straight = self._empty(exchanged=False)
         self._exchanged: _Sums | None = None
 
@@ -57,14 +61,14 @@ class BlockSums:
             uses: The block's uses in that batch.
         """
         for use in uses:
-            sums = self._side(use)
-            one: float | None = None
-            if self._block.bias is not None and sums is self._straight:
-                # The bias's input is 1; it is 0 where a use of the weight adds no bias.
-                one = float(use.bias == self._block.bias)
-            for rows, mask in use.input_rows():
-                sums.inputs.add(rows, one if one is None or mask is None else one * mask.to(rows.dtype))
+            sums, biased = self._side(use), use.bias is not None and use.bias == self._block.bias
+            for rows in use.input_rows():
+                sums.inputs.add(rows)
+                if biased:
+                    self._column = self._column + rows.sum(-2).double()
             sums.rows = sums.rows + use.count()
+            if biased:
+                self._corner = self._corner + use.count()
 
     def add_gradients(self, pairs: list[tuple[LinearUse, Tensor]]) -> None:
         """Add the gradient rows of one backpropagated target.
@@ -73,9 +77,7 @@ class BlockSums:
             pairs: Uses, with the gradient of their output.
         """
         for use, grad in pairs:
-            sums = self._side(use)
-            padded = sums is self._exchanged and self._block.bias is not None
-            sums.gradients.add(use.gradient_rows(grad), 0.0 if padded else None)
+            self._side(use).gradients.add(use.gradient_rows(grad))
 
     def factors(self, scale: float, samples: int, examples: int) -> KroneckerFisher:
         """The Fisher ``(N / N_b) (sum z z^T) (x) (sum g g^T) / R``.
@@ -101,6 +103,8 @@ class BlockSums:
             power, power2 = _trace(A) / rows1, _trace(A2) / (rows - rows1)
             ratio = torch.where((power > 0) & (power2 > 0), power / power2, torch.ones_like(power))
             A, G = A + ratio * A2, G + torch.where(power2 > 0, G2 / ratio, 0.0)
+        if self._block.bias is not None:
+            A = self._bordered(A, rows)
         rtol = max(A.shape[-1], G.shape[-1]) * torch.finfo(self._dtype).eps
         return KroneckerFisher(A, G, rows, examples, rtol)
 
@@ -120,8 +124,16 @@ class BlockSums:
             self._exchanged = self._empty(exchanged=True)
         return self._exchanged
 
+    def _bordered(self, A: Tensor, rows: float) -> Tensor:
+        """A with the row and column of the bias."""
+        whole = F.pad(A, (0, 1, 0, 1))
+        whole[..., -1, :-1] = whole[..., :-1, -1] = self._column / rows
+        whole[..., -1, -1] = float(self._corner) / rows
+        return whole
+
     def _empty(self, exchanged: bool) -> _Sums:
         *stack, m, n = self._block.shape
+        n -= self._block.bias is not None
         z, g = (GramSum((*stack, size), self._dtype, self._device) for size in ((m, n) if exchanged else (n, m)))
         return _Sums(z, g)
 

@@ -59,7 +59,7 @@ def draw(observed: Mapping[str, Observed]) -> Target:
         The target; it carries no gradient.
     """
     with torch.no_grad():
-        return Target({name: site.fn.sample() for name, site in observed.items()}, {})
+        return Target({name: _draw(site.fn) for name, site in observed.items()}, {})
 
 
 def as_observed(observed: Mapping[str, Observed]) -> Target:
@@ -173,6 +173,13 @@ def example_axis(site: Observed, examples: int) -> int:
             f"start with the batch's {examples} examples. Put them first, or inside one pyro.plate of that size."
         )
     return axis
+
+
+def _draw(fn: Any) -> Tensor:
+    if type(fn) is dist.Categorical:
+        # The first of independent exponential clocks with rates p: several times faster than torch.multinomial.
+        return (fn.logits - torch.empty_like(fn.logits).exponential_().log()).argmax(-1)
+    return fn.sample()
 
 
 def _nodes(name: str, base: Any) -> Iterator[tuple[Tensor, Tensor]]:

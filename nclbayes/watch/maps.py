@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
@@ -25,7 +25,7 @@ class LinearUse:
     Attributes:
         weight: The weight's site.
         bias: The site that is added to the map's output, if any.
-        call: The torch function, for messages.
+        function: The torch function.
         transposed: Whether the map's m-by-n matrix is the transpose of the site's (last two) dimensions.
         input: The map's input.
         edge: Where the gradient of the map's output passes.
@@ -35,7 +35,7 @@ class LinearUse:
 
     weight: str
     bias: str | None
-    call: str
+    function: Callable[..., Any]
     transposed: bool
     input: Tensor
     edge: GradientEdge
@@ -46,11 +46,16 @@ class LinearUse:
     def __post_init__(self) -> None:
         self._version = self.input._version
 
-    def input_rows(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Valid input rows (zeros in place of padding) and their mask, in bounded pieces.
+    @property
+    def call(self) -> str:
+        """The torch function's name, for messages."""
+        return call_name(self.function)
+
+    def input_rows(self) -> Iterator[Tensor]:
+        """Valid input rows (zeros in place of padding), in bounded pieces.
 
         Yields:
-            [R', n] or [k, R', n], and [R'] or [k, R'] or None.
+            [R', n] or [k, R', n].
 
         Raises:
             NCLError: If the input was changed in place after the map had read it.
@@ -63,8 +68,7 @@ class LinearUse:
         start = 0
         for piece in self.rows.inputs(self.input.detach()):
             stop = start + piece.shape[-2]
-            mask = None if self.mask is None else self.mask[..., start:stop]
-            yield only_valid(piece, mask), mask
+            yield only_valid(piece, None if self.mask is None else self.mask[..., start:stop])
             start = stop
 
     def gradient_rows(self, grad: Tensor) -> Tensor:
@@ -106,9 +110,14 @@ class _Alias:
     """A tensor that is a site's value, or a transpose or broadcast view of it."""
 
     site: str
+    value: Tensor
     transposed: bool
-    stacked: bool
     tensor: Tensor
+
+    @property
+    def stacked(self) -> bool:
+        """Whether a product sees the site as a stack of matrices."""
+        return self.value.ndim == 3
 
 
 class MapRecorder(TorchFunctionMode):
@@ -118,14 +127,14 @@ class MapRecorder(TorchFunctionMode):
     replaced. Any other leaf tensor that requires grad is a learnable parameter without prior, and is refused.
 
     Args:
-        parameter_names: Names of parameters by ``id``, for messages.
+        model: Whose parameters a message may have to name.
     """
 
-    def __init__(self, parameter_names: Mapping[int, str] | None = None) -> None:
+    def __init__(self, model: object = None) -> None:
         super().__init__()
         self.linear: list[LinearUse] = []
         self.others: list[OtherUse] = []
-        self._names = parameter_names or {}
+        self._model = model
         self._aliases: dict[int, _Alias] = {}
         self._open: dict[int, tuple[Tensor, LinearUse]] = {}
 
@@ -136,7 +145,7 @@ class MapRecorder(TorchFunctionMode):
             site: Its name.
             value: Its value, a leaf that requires grad; the model must use this very tensor.
         """
-        self._aliases[id(value)] = _Alias(site, transposed=False, stacked=value.ndim == 3, tensor=value)
+        self._aliases[id(value)] = _Alias(site, value, transposed=False, tensor=value)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
@@ -174,7 +183,11 @@ class MapRecorder(TorchFunctionMode):
             if alias is not None:
                 yield alias
             elif tensor.requires_grad and tensor.is_leaf:
-                raise learnable_parameter(self._names.get(id(tensor), f"of shape {tuple(tensor.shape)}"))
+                raise learnable_parameter(self._name_of(tensor))
+
+    def _name_of(self, parameter: Tensor) -> str:
+        named = self._model.named_parameters() if isinstance(self._model, nn.Module) else ()
+        return next((name for name, p in named if p is parameter), f"of shape {tuple(parameter.shape)}")
 
     def _follow(self, func: Callable[..., Any], alias: _Alias, out: Tensor) -> bool:
         """Whether `out` is the weight itself in another view, which is then watched too."""
@@ -193,7 +206,7 @@ class MapRecorder(TorchFunctionMode):
                 return False
         else:
             return False
-        self._aliases[id(out)] = _Alias(alias.site, transposed, alias.stacked, out)
+        self._aliases[id(out)] = _Alias(alias.site, alias.value, transposed, out)
         return True
 
     def _record(
@@ -210,7 +223,7 @@ class MapRecorder(TorchFunctionMode):
         use = LinearUse(
             weight=weight.site,
             bias=None,
-            call=call_name(func),
+            function=func,
             transposed=transposed,
             input=x,
             edge=get_gradient_edge(out),

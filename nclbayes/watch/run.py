@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nclbayes.errors import DataError, NonFiniteError
 from nclbayes.watch.maps import LinearUse, MapRecorder, OtherUse
@@ -63,8 +63,7 @@ def watch(
     """
     examples = batch_size(batch)
     leaves = {name: value.detach().requires_grad_() for name, value in (values or {}).items()}
-    names = {id(p): name for name, p in model.named_parameters()} if isinstance(model, nn.Module) else {}
-    maps = MapRecorder(names)
+    maps = MapRecorder(model)
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [item.detach() if isinstance(item, Tensor) else item for item in batch]
     try:
@@ -107,7 +106,7 @@ def _check_finite(latents: Mapping[str, Latent], uses: Sequence[LinearUse], caus
         if not bool(torch.isfinite(latent.value).all()):
             raise NonFiniteError(f"The value of site '{latent.name}' holds NaN or infinity.") from cause
     for use in uses:
-        if not all(bool(torch.isfinite(rows).all()) for rows, _ in use.input_rows()):
+        if not all(bool(torch.isfinite(rows).all()) for rows in use.input_rows()):
             raise NonFiniteError(
                 f"NaN or infinity in the inputs of the map with weight '{use.weight}' ({use.call}). Look at the data, "
                 "and at the weights of the layers before it."

@@ -59,6 +59,7 @@ class SiteRecorder(Messenger):
         super().__init__()
         self.values = values
         self.meet = meet
+        self._shapes = {name: value.shape for name, value in values.items()}
         self.latents: dict[str, Latent] = {}
         self.observed: dict[str, Observed] = {}
 
@@ -69,8 +70,10 @@ class SiteRecorder(Messenger):
         value = self.values.get(name)
         if value is None:
             value = fn.mean.detach().expand(fn.shape()).clone().requires_grad_()
-        elif value.shape != fn.shape():
-            raise ValuesError(f"The value of site '{name}' has shape {tuple(value.shape)}, not {tuple(fn.shape())}.")
+        elif self._shapes[name] != fn.shape():
+            raise ValuesError(
+                f"The value of site '{name}' has shape {tuple(self._shapes[name])}, not {tuple(fn.shape())}."
+            )
         msg["value"] = value
         if self.meet is not None:
             self.meet(name, value)

@@ -12,7 +12,6 @@ import pyro
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -27,24 +26,23 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
 
 
-class Classifier(PyroModule):
+class Classifier:
     """The same network with normal priors, as a Pyro model."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        layers = [PyroModule[nn.Linear](a, b) for a, b in ((784, 400), (400, 400), (400, 10))]
-        for layer in layers:
-            for name, p in list(layer.named_parameters()):
-                setattr(layer, name, PyroSample(dist.Normal(torch.zeros(p.shape), 1.0).to_event(p.dim())))
-        one, two, three = layers
-        self.net = PyroModule[nn.Sequential](one, PyroModule[nn.ReLU](), two, PyroModule[nn.ReLU](), three)
+    def __init__(self, net: nn.Sequential) -> None:
+        self.priors = {
+            name: dist.Normal(torch.zeros(p.shape), 1.0).to_event(p.dim()) for name, p in net.named_parameters()
+        }
 
-    def forward(self, x: Tensor, y: Tensor) -> None:
-        pyro.sample("y", dist.Categorical(logits=self.net(x)), obs=y)
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        w = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
+        h = F.relu(F.linear(x, w["0.weight"], w["0.bias"]))
+        h = F.relu(F.linear(h, w["2.weight"], w["2.bias"]))
+        pyro.sample("y", dist.Categorical(logits=F.linear(h, w["4.weight"], w["4.bias"])), obs=y)
 
 
 def values(net: nn.Sequential) -> dict[str, Tensor]:
-    return {f"net.{name}": p.detach() for name, p in net.named_parameters()}
+    return {name: p.detach() for name, p in net.named_parameters()}
 
 
 def batches(examples: int) -> list[tuple[Tensor, Tensor]]:
@@ -97,7 +95,8 @@ def laplace_fit(net: nn.Module, data: list[tuple[Tensor, Tensor]], stochastic: b
 
 
 def run(threads: str) -> str:
-    net, model, data = network(), Classifier(), batches(EXAMPLES)
+    net, data = network(), batches(EXAMPLES)
+    model = Classifier(net)
     contestants: dict[str, Callable[[], object]] = {
         "plain forward + backward epoch": lambda: epoch(net, data),
         "nclbayes": lambda: fisher(model, net, data),
@@ -132,7 +131,8 @@ def run_memory() -> str:
 
 
 def _stream(examples: int) -> None:
-    accumulator = ncl.FisherAccumulator(Classifier(), values(network()))
+    net = network()
+    accumulator = ncl.FisherAccumulator(Classifier(net), values(net))
     g = torch.Generator().manual_seed(1)
     for _ in range(0, examples, BATCH):
         accumulator.update((torch.rand(BATCH, 784, generator=g), torch.randint(10, (BATCH,), generator=g)))

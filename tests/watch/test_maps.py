@@ -38,7 +38,7 @@ def gradient_from_rows(case: Case) -> list[tuple[str, Tensor, Tensor]]:
             if out is None:
                 continue
             exchanged = use.transposed != block.transposed
-            z, g = torch.cat([rows for rows, _ in use.input_rows()], dim=-2), use.gradient_rows(out)
+            z, g = torch.cat(list(use.input_rows()), dim=-2), use.gradient_rows(out)
             if block.bias is not None and not exchanged:
                 z = F.pad(z, (0, 1), value=float(use.bias == block.bias))
             assert z.shape[-2] == g.shape[-2]
