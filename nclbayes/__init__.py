@@ -1,12 +1,20 @@
 """Bayesian continual learning for Pyro, with Kronecker-factored Gaussian posteriors."""
 
+from nclbayes import nn
+from nclbayes.engines import LaplaceNCL
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, FisherKind, KroneckerFisher, fisher
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
+from nclbayes.nn import BayesianNetwork, Bernoulli, Categorical, MultiHead, Normal, Poisson
+from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.task import Task
 from nclbayes.watch import valid_steps
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BayesianNetwork",
+    "Bernoulli",
+    "Categorical",
     "DiagonalFisher",
     "FisherAccumulator",
     "FisherKind",
@@ -14,9 +22,17 @@ __all__ = [
     "KroneckerNormal",
     "KroneckerPrecision",
     "KroneckerSum",
+    "LaplaceNCL",
+    "MultiHead",
+    "Normal",
+    "OnlinePosterior",
+    "Poisson",
     "SumRule",
+    "Task",
+    "UpdateReport",
     "__version__",
     "fisher",
     "kronecker_sum",
+    "nn",
     "valid_steps",
 ]

@@ -56,7 +56,7 @@ class FisherAccumulator:
         ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
         >>> fisher = FisherAccumulator(model, {"w": torch.ones(3, 2)}, kind="exact")
         >>> for _ in range(4):
-        ...     fisher.update((torch.ones(5, 3), torch.zeros(5, 2)))
+        ...     run = fisher.update((torch.ones(5, 3), torch.zeros(5, 2)))
         >>> factors = fisher.factors(size=100)["w"]
         >>> factors.input[0, 0].item(), factors.output[0, 0].item()
         (1.0, 100.0)
@@ -95,11 +95,14 @@ class FisherAccumulator:
         self._sums: dict[str, BlockSums] = {}
         self._diagonal: dict[str, Tensor] = {}
 
-    def update(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> ModelRun:
         """Add one batch.
 
         Args:
             batch: The model's positional arguments; the last tensor is the observed one.
+
+        Returns:
+            What the run on that batch showed, such as the distributions of the observed sites.
 
         Raises:
             NonFiniteError: If an activation or gradient is NaN or infinite.
@@ -124,6 +127,7 @@ class FisherAccumulator:
                 self._sums[group.block.name].add_inputs(group.uses)
         self.examples += run.examples
         self._check_finite()
+        return run
 
     def factors(self, size: int | None = None) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The Fisher of `size` examples like those seen.

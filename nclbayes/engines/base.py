@@ -1,0 +1,78 @@
+"""What an engine is given, and what it gives back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nclbayes.engines.loop import Callback, History
+from nclbayes.engines.settings import EngineSettings
+from nclbayes.state import State
+from nclbayes.task import Task
+from nclbayes.watch.run import Model
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One task to learn, from the Gaussians that earlier tasks left.
+
+    Attributes:
+        model: The Pyro model.
+        task: The data.
+        states: The Gaussian of each block that the task touches.
+        start: Where each of them starts, as a matrix.
+        fixed: The values of the other sites that the model meets.
+        device: Where to work.
+        generator: Decides every draw.
+        progress: Whether to show a bar; None: on a terminal.
+        callbacks: Called after each step.
+    """
+
+    model: Model
+    task: Task
+    states: dict[str, State]
+    start: dict[str, Tensor]
+    fixed: dict[str, Tensor]
+    device: torch.device
+    generator: torch.Generator
+    progress: bool | None
+    callbacks: tuple[Callback, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The Gaussians after the task.
+
+    Attributes:
+        states: The new Gaussian of each block that the task touched.
+        history: The losses.
+        seconds: How long everything took.
+        log_evidence: An estimate of the task's log evidence, if there is one.
+        kl_of_sums: For each Kronecker block, the nats lost by replacing a sum of Kronecker products by one.
+    """
+
+    states: dict[str, State]
+    history: History
+    seconds: float
+    log_evidence: float | None
+    kl_of_sums: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(EngineSettings, ABC):
+    """An inference engine: its settings, and one entry point."""
+
+    @abstractmethod
+    def run(self, problem: Problem) -> Outcome:
+        """Learn a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The Gaussians after it; the problem's own are left as they were.
+        """

@@ -1,0 +1,91 @@
+"""The settings that every engine has, and their validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nclbayes.errors import SettingError
+from nclbayes.fisher import FisherKind
+from nclbayes.kronecker import SumRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What Laplace-NCL and variational NCL have in common; defaults are the paper's for feedforward networks.
+
+    Attributes:
+        steps: How many steps to take for each task; None to count epochs instead.
+        epochs: How many passes over the data, if `steps` is None.
+        batch_size: Examples a step.
+        lr: The learning rate, in units of plain SGD on the mean loss: on the first task it is just that.
+        momentum: rho.
+        schedule: What the learning rate is multiplied with, a function of the fraction of steps done; None: 1.
+        prior_weight: lambda, the weight of the previous posterior; 1 is Bayes' rule.
+        alpha: Damping: the preconditioner uses Lambda + N alpha^2 I.
+        trust_radius: Scale each step back so that 1/2 delta^T Lambda delta <= r^2; None: do not.
+        kronecker_sum: The rule by which a task's Fisher is added to the precision.
+        fisher: "model", "exact" or "empirical".
+        fisher_samples: Targets drawn for each example.
+        fisher_size: Use so many examples for the Fisher; None: all.
+        fisher_temperature: Divides the logits of a classifier in its Fisher.
+        patience: Stop early after so many steps without a better running loss; None: never.
+    """
+
+    steps: int | None = 2000
+    epochs: float | None = None
+    batch_size: int = 256
+    lr: float = 0.05
+    momentum: float = 0.9
+    schedule: Callable[[float], float] | None = None
+    prior_weight: float = 1.0
+    alpha: float = 1e-10
+    trust_radius: float | None = None
+    kronecker_sum: SumRule | str = SumRule.KL
+    fisher: FisherKind | str = FisherKind.MODEL
+    fisher_samples: int = 1
+    fisher_size: int | None = None
+    fisher_temperature: float = 1.0
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise SettingError("Give either `steps` or `epochs`, and None for the other.")
+        for name in ("steps", "batch_size", "fisher_samples", "fisher_size", "patience"):
+            self._require(name, lambda v: v >= 1 and v == int(v), "a whole number of at least 1")
+        for name in ("epochs", "lr", "fisher_temperature", "trust_radius"):
+            self._require(name, lambda v: v > 0, "positive")
+        for name in ("prior_weight", "alpha"):
+            self._require(name, lambda v: v >= 0, "at least 0")
+        self._require("momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")
+        for name, kind in (("kronecker_sum", SumRule), ("fisher", FisherKind)):
+            try:
+                object.__setattr__(self, name, kind(getattr(self, name)))
+            except ValueError:
+                allowed = ", ".join(repr(member.value) for member in kind)
+                raise SettingError(f"{name} is {getattr(self, name)!r}; choose one of {allowed}.") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values, for a file; a schedule, being a function, is left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
+        return {name: getattr(value, "value", value) for name, value in values.items()}
+
+    def num_steps(self, size: int) -> int:
+        """How many steps a task of `size` examples takes.
+
+        Args:
+            size: N.
+
+        Returns:
+            The number of steps, at least 1.
+        """
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * size / min(self.batch_size, size)))
+
+    def _require(self, name: str, holds: Callable[[Any], bool], what: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not (isinstance(value, (int, float)) and holds(value)):
+            raise SettingError(f"{name} must be {what}, not {value!r}.")

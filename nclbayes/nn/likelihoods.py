@@ -1,0 +1,162 @@
+"""How a network's output becomes a distribution over targets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from nclbayes.errors import DataError, SettingError
+
+
+class Likelihood(ABC):
+    """A distribution over targets, given a network's output.
+
+    Examples lie along the first dimension of the output; what dimensions follow (time steps) are independent, and a
+    mask says which of them count.
+    """
+
+    event_dim: int = 0
+
+    @abstractmethod
+    def distribution(self, output: Tensor) -> Any:
+        """The distribution of the targets.
+
+        Args:
+            output: The network's output.
+
+        Returns:
+            A Pyro distribution whose batch shape is that of the output less its event dimensions.
+        """
+
+    @abstractmethod
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Refuse targets that do not fit, before anything is learnt from them.
+
+        Args:
+            output: The network's output for the same examples.
+            target: What was observed.
+
+        Raises:
+            DataError: If shape, dtype or values do not fit.
+        """
+
+    def observe(self, output: Tensor, target: Tensor | None, mask: Tensor | None = None) -> Any:
+        """The Pyro statement: sample site ``y``, observed if there is a target.
+
+        Args:
+            output: The network's output.
+            target: What was observed, or None to predict.
+            mask: Boolean, which of the targets count; of the distribution's batch shape.
+
+        Returns:
+            The distribution of the targets.
+        """
+        fn = self.distribution(output)
+        if mask is not None:
+            fn = fn.mask(mask)
+        fn = fn.to_event(len(fn.batch_shape) - 1)
+        with pyro.plate("data", output.shape[0]):
+            pyro.sample("y", fn, obs=target)
+        return fn
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    """Class labels: the output's last dimension holds logits, the targets are integers.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes import Categorical
+        >>> Categorical().distribution(torch.zeros(5, 4)).probs[0]
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+
+    def distribution(self, output: Tensor) -> Any:
+        """Categorical with the output as logits."""
+        return dist.Categorical(logits=output)
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Integers from 0 to the number of logits, one for each row of them."""
+        _same_shape(target, output.shape[:-1])
+        if target.is_floating_point() or target.is_complex():
+            raise DataError(f"Categorical targets must be integers, not {target.dtype}: use target.long().")
+        _in_range(target, 0, output.shape[-1] - 1, f"the network has {output.shape[-1]} outputs")
+
+
+@dataclass(frozen=True)
+class Bernoulli(Likelihood):
+    """Yes or no for each output, which is a logit."""
+
+    def distribution(self, output: Tensor) -> Any:
+        """Bernoulli with the output as logits."""
+        return dist.Bernoulli(logits=output)
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Floating-point zeros and ones, one for each output."""
+        _same_shape(target, output.shape)
+        if not target.is_floating_point():
+            raise DataError(f"Bernoulli targets must be floating point, not {target.dtype}: use target.float().")
+        _in_range(target, 0, 1, "a Bernoulli target is 0 or 1")
+
+
+@dataclass(frozen=True)
+class Normal(Likelihood):
+    """Real numbers around the output, with a fixed standard deviation.
+
+    Attributes:
+        scale: The standard deviation.
+
+    Raises:
+        SettingError: If the scale is not positive.
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise SettingError(f"The scale of a Normal likelihood must be positive, not {self.scale}.")
+
+    def distribution(self, output: Tensor) -> Any:
+        """Normal with the output as mean."""
+        return dist.Normal(output, self.scale)
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Finite floating-point numbers, one for each output."""
+        _same_shape(target, output.shape)
+        if not target.is_floating_point():
+            raise DataError(f"Normal targets must be floating point, not {target.dtype}: use target.float().")
+
+
+@dataclass(frozen=True)
+class Poisson(Likelihood):
+    """Counts whose log rate is the output."""
+
+    def distribution(self, output: Tensor) -> Any:
+        """Poisson with the exponential of the output as rate."""
+        return dist.Poisson(output.exp())
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Non-negative whole numbers, one for each output."""
+        _same_shape(target, output.shape)
+        _in_range(target, 0, float("inf"), "a Poisson target is a count")
+        if target.is_floating_point() and bool((target != target.round()).any()):
+            raise DataError("Poisson targets must be whole numbers.")
+
+
+def _same_shape(target: Tensor, shape: torch.Size) -> None:
+    if target.shape != shape:
+        raise DataError(f"The targets have shape {tuple(target.shape)}, but the network's output needs {tuple(shape)}.")
+
+
+def _in_range(target: Tensor, low: float, high: float, why: str) -> None:
+    lowest, highest = float(target.min()), float(target.max())
+    if lowest < low or highest > high:
+        raise DataError(
+            f"The targets range from {lowest:g} to {highest:g}, but {why}: they must lie in [{low:g}, {high:g}]."
+        )

@@ -1,0 +1,170 @@
+"""Any torch network as a Pyro model: priors on its weights, and a likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from nclbayes.errors import DataError, SettingError
+from nclbayes.nn.likelihoods import Likelihood
+
+
+class BayesianNetwork(PyroModule):
+    """A Pyro model made of a network, a likelihood and a prior; the network's class is left as it is.
+
+    Every learnable parameter of the network becomes a latent site of the same name; frozen ones
+    (``requires_grad=False``) stay as they are. The network's present parameters are where learning starts, whatever
+    the prior's mean is.
+
+    The model is called as ``model(*inputs, target, **context)`` to learn, and without the target to predict.
+
+    Args:
+        net: Any module; examples lie along the first dimension of its inputs and its output.
+        likelihood: What the output means.
+        prior: ``Normal(loc, scale)`` for all weights; or a mapping from patterns such as ``"*.bias"`` to Normals, of
+            which the first that matches a parameter's name counts; or a callable ``prior(name, parameter)``.
+        inputs: How many positional inputs the network takes.
+        mask: A function of those inputs that returns which targets count (padding does not), if not all do.
+
+    Raises:
+        SettingError: If a parameter has no prior, or one that is not a Normal of a fitting shape.
+
+    Example:
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(4, 3), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+        >>> sorted(model.initial_values())
+        ['bias', 'weight']
+        >>> model(torch.zeros(2, 4)).batch_shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        prior: Any,
+        *,
+        inputs: int = 1,
+        mask: Callable[..., Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+        self.inputs = inputs
+        self.mask = mask
+        # Kept where PyroModule does not look: it would register the network's parameters with the param store.
+        self._modules["net"] = net
+        self._priors: dict[str, Any] = {}
+        self._weights: dict[str, torch.Size] = {}
+        for name, parameter in net.named_parameters():
+            if parameter.requires_grad:
+                normal = _prior_of(prior, name, parameter)
+                self._weights[name] = parameter.shape
+                for part in ("loc", "scale"):
+                    value = getattr(normal, part).to(parameter).detach().clone()
+                    self.register_buffer(_buffer(part, name), value, persistent=False)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network, as it was passed in."""
+        net = self._modules["net"]
+        assert net is not None
+        return net
+
+    def initial_values(self) -> dict[str, Tensor]:
+        """Where learning starts: copies of the network's own parameters, by site."""
+        parameters = dict(self.network.named_parameters())
+        return {name: parameters[name].detach().clone() for name in self._weights}
+
+    def forward(self, *args: Any, **context: Any) -> Any:
+        """Sample the weights, run the network, state the likelihood.
+
+        Args:
+            *args: The network's inputs, then the target; without the target, it is sampled.
+            **context: Keyword arguments of the network, such as ``head=2``.
+
+        Returns:
+            The distribution of the targets.
+
+        Raises:
+            DataError: If the number of arguments is neither that of the inputs nor one more.
+        """
+        if len(args) not in (self.inputs, self.inputs + 1):
+            raise DataError(
+                f"The model takes {self.inputs} input(s) and a target, but was called with {len(args)} arguments. Set "
+                "`inputs` of the BayesianNetwork to the number of the network's inputs."
+            )
+        inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
+        weights = {name: pyro.sample(name, prior) for name, prior in self._site_priors().items()}
+        output = functional_call(self.network, weights, inputs, context)
+        return self.likelihood.observe(output, target, None if self.mask is None else self.mask(*inputs))
+
+    def check(self, *args: Any, **context: Any) -> None:
+        """Refuse data that do not fit the network or the likelihood, before anything is learnt from them.
+
+        Args:
+            *args: The network's inputs and the target.
+            **context: Keyword arguments of the network.
+
+        Raises:
+            DataError: If shapes, dtypes or values do not fit.
+        """
+        inputs, target = args[: self.inputs], args[-1]
+        try:
+            with torch.no_grad():
+                output = self.network(*inputs, **context)
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+            shapes = ", ".join(str(tuple(item.shape)) for item in inputs if isinstance(item, Tensor))
+            raise DataError(f"The network cannot take inputs of shape {shapes}: {error}") from error
+        self.likelihood.check(output, target)
+
+    def _site_priors(self) -> dict[str, Any]:
+        """The prior of every site; built once, and again when the model has moved."""
+        if not self._priors:
+            for name, shape in self._weights.items():
+                loc, scale = (self._buffers[_buffer(part, name)] for part in ("loc", "scale"))
+                assert loc is not None
+                assert scale is not None
+                self._priors[name] = dist.Normal(loc.expand(shape), scale.expand(shape)).to_event(len(shape))
+        return self._priors
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._priors = {}
+        return super()._apply(*args, **kwargs)
+
+
+def _buffer(part: str, name: str) -> str:
+    return f"prior_{part}_{name.replace('.', '__')}"
+
+
+def _prior_of(prior: Any, name: str, parameter: Tensor) -> Any:
+    """The Normal that a prior gives a parameter, as a base distribution whose loc and scale broadcast to it."""
+    if isinstance(prior, Mapping):
+        found = next((p for pattern, p in prior.items() if fnmatchcase(name, pattern)), None)
+        if found is None:
+            raise SettingError(
+                f"No pattern of the prior ({', '.join(map(repr, prior))}) matches the parameter '{name}'. Add one, or "
+                "'*' as the last, or freeze the parameter."
+            )
+    else:
+        found = prior if isinstance(prior, torch.distributions.Distribution) else prior(name, parameter)
+    base = found
+    while isinstance(base, torch.distributions.Independent):
+        base = base.base_dist
+    if not isinstance(base, torch.distributions.Normal):
+        raise SettingError(f"The prior of '{name}' must be a Normal, not {type(base).__name__}.")
+    try:
+        base.loc.expand(parameter.shape)
+    except RuntimeError:
+        raise SettingError(
+            f"The prior of '{name}' has shape {tuple(base.loc.shape)}, which does not fit {tuple(parameter.shape)}."
+        ) from None
+    return base

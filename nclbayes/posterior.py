@@ -1,0 +1,295 @@
+"""The online posterior: Gaussian blocks that tasks update, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nclbayes.blocks import KroneckerBlock, find_blocks
+from nclbayes.engines.base import Engine, Outcome, Problem
+from nclbayes.engines.loop import Callback
+from nclbayes.errors import ModelError, SettingError, ValuesError
+from nclbayes.state import State, moved, prior_state
+from nclbayes.task import Task, to_device
+from nclbayes.watch import ModelRun, watch
+from nclbayes.watch.run import Model
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What an update did.
+
+    Attributes:
+        task: The task's name.
+        engine: The engine's name.
+        losses: The mean negative log likelihood at each step.
+        steps: How many steps were taken.
+        seconds: How long the whole update took.
+        stopped_early: Whether the loop stopped before its last step.
+        log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one.
+        kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
+    """
+
+    task: str
+    engine: str
+    losses: list[float] = field(repr=False)
+    steps: int
+    seconds: float
+    stopped_early: bool
+    log_evidence: float | None
+    kl_of_sums: Mapping[str, float] = field(repr=False)
+
+
+class OnlinePosterior:
+    """A Gaussian posterior over a Pyro model's weights, updated task by task.
+
+    Args:
+        model: Any Pyro model, called as ``model(*batch, **task.context)``.
+        engine: How to update, unless an update says otherwise.
+        initial: Where learning starts, values by site. By default the model's own ``initial_values()`` (a
+            :class:`BayesianNetwork` has its network's parameters), else small random weights around the prior mean.
+        generator: Decides every draw, unless an update passes another; by default one seeded with 0.
+
+    Example:
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(2, 1), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        >>> posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=50, batch_size=8, lr=0.2))
+        >>> x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+        >>> report = posterior.update(ncl.Task((x, x.sum(-1, keepdim=True)), name="sum"), progress=False)
+        >>> posterior.tasks
+        ('sum',)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        engine: Engine,
+        *,
+        initial: Mapping[str, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not isinstance(engine, Engine):
+            raise SettingError(f"engine must be LaplaceNCL(...) or VariationalNCL(...), not {type(engine).__name__}.")
+        self.model = model
+        self.engine = engine
+        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self._initial = dict(initial) if initial is not None else None
+        self._states: dict[str, State] = {}
+        self._trained: set[str] = set()
+        self._tasks: tuple[str, ...] = ()
+        self._outputs: tuple[str, ...] = ()
+        self.log_evidence: float | None = None
+
+    @property
+    def blocks(self) -> Mapping[str, State]:
+        """The blocks by name; each has its `.distribution`."""
+        return MappingProxyType(self._states)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks seen, in order."""
+        return self._tasks
+
+    def mean(self) -> dict[str, Tensor]:
+        """The posterior mean, by site."""
+        values: dict[str, Tensor] = {}
+        for state in self._states.values():
+            values |= state.block.unpack(state.loc)
+        return values
+
+    def update(
+        self,
+        task: Task,
+        *,
+        engine: Engine | None = None,
+        progress: bool | None = None,
+        generator: torch.Generator | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> UpdateReport:
+        """Learn a task. If anything goes wrong, the posterior stays exactly as it was.
+
+        Args:
+            task: What to learn.
+            engine: How, if not by the posterior's own engine.
+            progress: Whether to show a bar; by default only on a terminal.
+            generator: Decides every draw of this update.
+            callbacks: Called after each step.
+
+        Returns:
+            Losses, time and what was lost.
+        """
+        engine = self.engine if engine is None else engine
+        generator = self.generator if generator is None else generator
+        run = self._look(task, engine.batch_size)
+        touched, start = self._gather(run, generator)
+        learnt = {site for state in touched.values() for site in state.block.sites}
+        outcome = engine.run(
+            Problem(
+                model=self.model,
+                task=task,
+                states=touched,
+                start=start,
+                fixed={name: latent.value.detach() for name, latent in run.latents.items() if name not in learnt},
+                device=self._device(task),
+                generator=generator,
+                progress=progress,
+                callbacks=tuple(callbacks),
+            )
+        )
+        return self._commit(task, engine, run, outcome)
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Draw weights.
+
+        Args:
+            num_samples: How many.
+            generator: Decides the draws; by default the posterior's own.
+
+        Returns:
+            For each site, [num_samples, ...].
+        """
+        generator = self.generator if generator is None else generator
+        values: dict[str, Tensor] = {}
+        for state in self._states.values():
+            distribution = state.distribution
+            shape = (num_samples, *state.loc.shape)
+            eps = torch.randn(shape, generator=generator, dtype=state.loc.dtype, device=generator.device)
+            eps = eps.to(state.loc.device)
+            if isinstance(state.block, KroneckerBlock):
+                values |= state.block.unpack(distribution.transform(eps))
+            else:
+                values |= state.block.unpack(state.loc + eps * distribution.base_dist.scale)
+        return values
+
+    def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The joint log density of weights.
+
+        Args:
+            values: For every site of the posterior, [*samples, ...].
+
+        Returns:
+            [*samples].
+
+        Raises:
+            ValuesError: If a site is missing, misshapen, or unknown.
+        """
+        known = {site for state in self._states.values() for site in state.block.sites}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValuesError(f"The posterior has no sites {', '.join(map(repr, unknown))}.")
+        total: Any = torch.zeros(())
+        for state in self._states.values():
+            density = state.distribution.log_prob(state.block.pack(values))
+            stacked = isinstance(state.block, KroneckerBlock) and state.loc.ndim == 3
+            total = total + (density.sum(-1) if stacked else density)
+        return total
+
+    def entropy(self) -> float:
+        """Differential entropy in nats."""
+        return sum(float(state.distribution.entropy().sum()) for state in self._states.values())
+
+    def to(self, device: torch.device | str) -> OnlinePosterior:
+        """Move the posterior, and its model if that is a module.
+
+        Args:
+            device: Where to.
+
+        Returns:
+            The posterior itself.
+        """
+        target = torch.device(device)
+        self._states = {name: moved(state, target) for name, state in self._states.items()}
+        if isinstance(self.model, torch.nn.Module):
+            self.model.to(target)
+        return self
+
+    def __repr__(self) -> str:
+        lines = [f"OnlinePosterior({type(self.engine).__name__}, tasks seen: {', '.join(self._tasks) or 'none yet'})"]
+        for name, state in self._states.items():
+            block = state.block
+            shape = " x ".join(map(str, block.shape)) or "1"
+            if isinstance(block, KroneckerBlock):
+                kind = "Kronecker" + (", with bias" if block.bias is not None else "")
+            else:
+                kind = f"diagonal ({block.reason})"
+            lines.append(f"  {name}: {shape}, {kind}")
+        lines.append(f"  {sum(s.block.size for s in self._states.values()):,} weights in {len(self._states)} blocks")
+        return "\n".join(lines)
+
+    def _look(self, task: Task, batch_size: int) -> ModelRun:
+        """Run the model once on a small batch of the task, to see its sites and refuse what does not fit."""
+        first = next(iter(task.epoch(min(batch_size, 8), torch.Generator().manual_seed(0))))
+        batch = to_device(first, self._device(task))
+        check = getattr(self.model, "check", None)
+        if check is not None:
+            check(*batch, **task.context)
+        return watch(self.model, batch, self.mean(), task.context)
+
+    def _gather(self, run: ModelRun, generator: torch.Generator) -> tuple[dict[str, State], dict[str, Tensor]]:
+        """The states of the blocks that the task touches, new ones from their prior, and where each starts."""
+        states: dict[str, State] = {}
+        start: dict[str, Tensor] = {}
+        owners = {site: name for name, state in self._states.items() for site in state.block.sites}
+        initial = self._initial_values()
+        for name, block in find_blocks(run).items():
+            known = self._states.get(name)
+            if known is None:
+                taken = [site for site in block.sites if site in owners]
+                if taken:
+                    raise ModelError(
+                        f"Sites {taken} belong to block '{owners[taken[0]]}'; this task uses them otherwise."
+                    )
+                known = prior_state(block, run.latents)
+            elif known.block != block:
+                raise ModelError(f"Block '{name}' is {known.block} in the posterior, but this task uses it as {block}.")
+            states[name] = known
+            if name in self._trained:
+                start[name] = known.loc
+            elif initial is not None and all(site in initial for site in block.sites):
+                start[name] = block.pack({site: initial[site].to(known.loc) for site in block.sites})
+            else:
+                fan_in = block.shape[-1] if block.shape else 1
+                noise = torch.randn(known.loc.shape, generator=generator, device=generator.device).to(known.loc)
+                start[name] = known.loc + noise * torch.minimum(
+                    known.distribution.variance.sqrt(), torch.full_like(known.loc, fan_in**-0.5)
+                )
+        return states, start
+
+    def _initial_values(self) -> Mapping[str, Tensor] | None:
+        if self._initial is not None:
+            return self._initial
+        initial_values = getattr(self.model, "initial_values", None)
+        return None if initial_values is None else initial_values()
+
+    def _device(self, task: Task) -> torch.device:
+        for state in self._states.values():
+            return state.loc.device
+        tensors: Iterable[Tensor] = ()
+        if isinstance(self.model, torch.nn.Module):
+            tensors = [*self.model.parameters(), *self.model.buffers()]
+        elif isinstance(task.train, tuple):
+            tensors = task.train
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    def _commit(self, task: Task, engine: Engine, run: ModelRun, outcome: Outcome) -> UpdateReport:
+        self._states = self._states | outcome.states
+        self._trained = self._trained | set(outcome.states)
+        self._tasks = (*self._tasks, task.name)
+        self._outputs = tuple(run.observed)
+        self.log_evidence = outcome.log_evidence
+        return UpdateReport(
+            task=task.name,
+            engine=type(engine).__name__,
+            losses=outcome.history.losses,
+            steps=len(outcome.history.losses),
+            seconds=outcome.seconds,
+            stopped_early=outcome.history.stopped_early,
+            log_evidence=outcome.log_evidence,
+            kl_of_sums=outcome.kl_of_sums,
+        )

@@ -1,0 +1,157 @@
+"""The Gaussian of one block: what a posterior carries from task to task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from pyro.distributions import Independent, Normal
+from torch import Tensor
+
+from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
+from nclbayes.fisher import DiagonalFisher, KroneckerFisher
+from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
+from nclbayes.watch import Latent
+
+
+@dataclass(frozen=True)
+class KroneckerState:
+    """A Kronecker block and its Gaussian N(loc, (A (x) G)^-1).
+
+    Attributes:
+        block: The sites and their layout.
+        loc: mu, [m, n] or [k, m, n], in the model's dtype.
+        precision: A (x) G, factorised, in float64.
+        log_scale: log tau, the mean log eigenvalue of the block's prior precision.
+    """
+
+    block: KroneckerBlock
+    loc: Tensor
+    precision: KroneckerPrecision
+    log_scale: float
+
+    @property
+    def distribution(self) -> KroneckerNormal:
+        """The block's Gaussian, in the model's dtype."""
+        return KroneckerNormal.from_precision(self.loc, self.precision.to(self.loc.dtype))
+
+    @property
+    def logdet(self) -> float:
+        """log|Lambda|, of all matrices of a stack together."""
+        return float(self.precision.logdet.sum())
+
+    def solve(self, gradient: Tensor) -> Tensor:
+        """Lambda^-1 times a gradient, as a matrix."""
+        return self.precision.solve(gradient)
+
+    def quadratic(self, delta: Tensor) -> float:
+        """delta^T Lambda delta."""
+        d = delta.double()
+        return float((d * self.precision.times(d)).sum())
+
+    def add(self, loc: Tensor, fisher: KroneckerFisher, rule: SumRule) -> KroneckerState:
+        """The Gaussian around `loc` whose precision has a task's Fisher added.
+
+        Args:
+            loc: The new mean.
+            fisher: The task's Fisher.
+            rule: How to replace the sum of two Kronecker products by one.
+
+        Returns:
+            The new state.
+        """
+        p = self.precision
+        total = kronecker_sum(p.input, p.output, fisher.input, fisher.output, rule, rtol=fisher.rtol)
+        return replace(self, loc=loc, precision=total)
+
+
+@dataclass(frozen=True)
+class DiagonalState:
+    """A diagonal block and its independent normals.
+
+    Attributes:
+        block: The site.
+        loc: mu, of the site's shape.
+        precision: One over the variance, of the site's shape, in float64.
+        log_scale: log tau, the mean log precision of the block's prior.
+    """
+
+    block: DiagonalBlock
+    loc: Tensor
+    precision: Tensor
+    log_scale: float
+
+    @property
+    def distribution(self) -> Independent:
+        """The block's normals, in the model's dtype."""
+        scale = self.precision.rsqrt().to(self.loc.dtype)
+        return Independent(Normal(self.loc, scale), self.loc.ndim)
+
+    @property
+    def logdet(self) -> float:
+        """log|Lambda|."""
+        return float(self.precision.log().sum())
+
+    def solve(self, gradient: Tensor) -> Tensor:
+        """Lambda^-1 times a gradient."""
+        return gradient / self.precision
+
+    def quadratic(self, delta: Tensor) -> float:
+        """delta^T Lambda delta."""
+        return float((delta.double().square() * self.precision).sum())
+
+    def add(self, loc: Tensor, fisher: DiagonalFisher, rule: SumRule) -> DiagonalState:
+        """The normals around `loc` with a task's Fisher added to their precisions.
+
+        Args:
+            loc: The new mean.
+            fisher: The task's Fisher.
+            rule: Not needed: diagonals add exactly.
+
+        Returns:
+            The new state.
+        """
+        return replace(self, loc=loc, precision=self.precision + fisher.diagonal)
+
+
+State = KroneckerState | DiagonalState
+
+
+def prior_state(block: Block, latents: dict[str, Latent]) -> State:
+    """A block's Gaussian before any data.
+
+    Args:
+        block: The block.
+        latents: Its sites as a run met them.
+
+    Returns:
+        The state.
+    """
+    prior: Any = block.prior(latents)
+    if isinstance(block, DiagonalBlock):
+        precision = prior.variance.double().reciprocal()
+        return DiagonalState(block, prior.mean.clone(), precision, float(precision.log().mean()))
+    factors = KroneckerPrecision.factorise(prior.input_precision.double(), prior.output_precision.double())
+    return KroneckerState(block, prior.loc.clone(), factors, float(factors.logdet.sum()) / block.size)
+
+
+def moved(state: State, device: torch.device) -> State:
+    """A state on another device.
+
+    Args:
+        state: The state.
+        device: Where to.
+
+    Returns:
+        The moved state.
+    """
+    if isinstance(state, KroneckerState):
+        return replace(state, loc=state.loc.to(device), precision=state.precision.to(device))
+    return replace(state, loc=state.loc.to(device), precision=state.precision.to(device))
+
+
+def is_repaired(state: State) -> float:
+    """How much rounding the last Kronecker sum had to clip, 0 for none."""
+    precision = state.precision
+    return float(precision.clipped.max()) if isinstance(precision, KroneckerSum) else 0.0

@@ -1,0 +1,187 @@
+"""What arrives: a data set to learn from, from one of four kinds of source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from nclbayes.errors import DataError, SettingError
+
+Sampler = Callable[[int, torch.Generator], Any]
+Source = Any
+"""Tensors ``(x, y)``, a Dataset, a DataLoader, or a sampler ``sampler(batch_size, generator) -> batch``."""
+
+
+class Task:
+    """A data set to learn, with its name and what the model must be told about it.
+
+    Args:
+        train: What to learn from: tensors ``(x, ..., y)`` with examples along the first dimension, a map-style
+            ``Dataset``, a ``DataLoader`` (its own batch size then counts), or a callable
+            ``sampler(batch_size, generator) -> batch`` that makes endless data.
+        test: What to evaluate on, in any of the same forms.
+        name: What to call it.
+        size: The number of training examples, N, that the likelihood is scaled to. Required for a sampler.
+        context: Keyword arguments for the model, such as ``{"head": 3}``.
+
+    Raises:
+        DataError: If the training data are empty, or their tensors differ in length.
+        SettingError: If a sampler comes without a size, or the source is of none of the four kinds.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes import Task
+        >>> task = Task((torch.zeros(10, 3), torch.zeros(10)), name="zeros")
+        >>> task.size, [len(y) for x, y in task.epoch(batch_size=4)]
+        (10, [4, 4, 2])
+    """
+
+    def __init__(
+        self,
+        train: Source,
+        test: Source | None = None,
+        *,
+        name: str,
+        size: int | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.train = _checked(train, name)
+        self.test = None if test is None else _checked(test, name)
+        self.name = name
+        self.context = dict(context or {})
+        if size is None:
+            size = _length(self.train)
+            if size is None:
+                raise SettingError(f"Task '{name}' draws from a sampler: give its `size`, the number of examples N.")
+        if size < 1:
+            raise DataError(f"Task '{name}' is empty: it has {size} examples.")
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, size={self.size}, context={self.context})"
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+        """Training batches without end; each example is used once before any is used again.
+
+        The last batch of an epoch is left out if it is short (unless it is the only one), so that all batches weigh the
+        same.
+
+        Args:
+            batch_size: Examples a batch.
+            generator: Decides the order.
+
+        Yields:
+            Batches.
+        """
+        if isinstance(self.train, DataLoader):
+            while True:
+                yield from (tuple(batch) for batch in self.train)
+        if not _is_finite(self.train):
+            while True:
+                yield tuple(self.train(batch_size, generator))
+        count = _length(self.train)
+        assert count is not None
+        usable = count - count % batch_size if count > batch_size else count
+        while True:
+            order = torch.randperm(count, generator=generator, device=generator.device)
+            for index in order[:usable].split(batch_size):
+                yield _pick(self.train, index)
+
+    def epoch(
+        self, batch_size: int, generator: torch.Generator | None = None, size: int | None = None, test: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        """Every example once, in order (of endless data, `size` examples).
+
+        Args:
+            batch_size: Examples a batch.
+            generator: Decides the draws of a sampler, and which examples are used if `size` is less than all.
+            size: Use so many examples only.
+            test: The test data instead of the training data.
+
+        Yields:
+            Batches.
+
+        Raises:
+            DataError: If there are no test data.
+        """
+        source = self.test if test else self.train
+        if source is None:
+            raise DataError(f"Task '{self.name}' has no test data.")
+        if isinstance(source, DataLoader):
+            seen = 0
+            for batch in source:
+                yield tuple(batch)
+                seen += len(batch[-1])
+                if size is not None and seen >= size:
+                    return
+        elif not _is_finite(source):
+            generator = torch.Generator().manual_seed(0) if generator is None else generator
+            remaining = self.size if size is None else size
+            while remaining > 0:
+                yield tuple(source(min(batch_size, remaining), generator))
+                remaining -= batch_size
+        else:
+            count = _length(source)
+            assert count is not None
+            if size is not None and size < count:
+                generator = torch.Generator().manual_seed(0) if generator is None else generator
+                order = torch.randperm(count, generator=generator, device=generator.device)[:size]
+            else:
+                order = torch.arange(count, device="cpu")
+            for index in order.split(batch_size):
+                yield _pick(source, index)
+
+
+def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+    """The batch with its tensors on a device; tensors that are there already are not copied.
+
+    Args:
+        batch: Tensors and other things.
+        device: Where to.
+
+    Returns:
+        The batch.
+    """
+    return tuple(item.to(device, non_blocking=True) if isinstance(item, Tensor) else item for item in batch)
+
+
+def _checked(source: Source, name: str) -> Source:
+    if isinstance(source, (tuple, list)) and source and all(isinstance(item, Tensor) for item in source):
+        lengths = [len(item) if item.ndim else 0 for item in source]
+        if len(set(lengths)) > 1:
+            raise DataError(f"The tensors of task '{name}' have different lengths: {lengths}.")
+        if lengths[0] == 0:
+            raise DataError(f"Task '{name}' is empty: its tensors have 0 examples.")
+        return tuple(source)
+    if isinstance(source, (DataLoader, Dataset)):
+        if hasattr(source, "__len__") and len(source) == 0:
+            raise DataError(f"Task '{name}' is empty: its data set has 0 examples.")
+        return source
+    if callable(source):
+        return source
+    raise SettingError(
+        f"The data of task '{name}' are a {type(source).__name__}; they must be tensors (x, y), a Dataset, a "
+        "DataLoader or a callable sampler(batch_size, generator)."
+    )
+
+
+def _is_finite(source: Source) -> bool:
+    return isinstance(source, (tuple, DataLoader, Dataset))
+
+
+def _length(source: Source) -> int | None:
+    if isinstance(source, tuple):
+        return len(source[0])
+    if isinstance(source, DataLoader):
+        return len(source.dataset)  # type: ignore[arg-type]
+    return len(source) if isinstance(source, Dataset) else None  # type: ignore[arg-type]
+
+
+def _pick(source: Source, index: Tensor) -> tuple[Any, ...]:
+    if isinstance(source, tuple):
+        return tuple(item[index.to(item.device)] for item in source)
+    return tuple(default_collate([source[int(i)] for i in index]))
