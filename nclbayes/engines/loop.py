@@ -18,6 +18,8 @@ from nclbayes.task import Task, to_device
 
 # The running loss, for the progress bar and for early stopping, forgets with this rate.
 _FORGET = 0.02
+# By how much, relatively, it must fall to count as better.
+_BETTER = 1e-3
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def run_loop(
             for callback in callbacks:
                 callback(Progress(step, total, loss, stepper.values))
             if settings.patience is not None:
-                if running < best:
+                if running < best - _BETTER * abs(best) or not math.isfinite(best):
                     best, best_step = running, step
                 elif step - best_step >= settings.patience:
                     history.stopped_early = True

@@ -30,7 +30,7 @@ class EngineSettings:
         fisher_samples: Targets drawn for each example.
         fisher_size: Use so many examples for the Fisher; None: all.
         fisher_temperature: Divides the logits of a classifier in its Fisher.
-        patience: Stop early after so many steps without a better running loss; None: never.
+        patience: Stop early after so many steps in which the running loss did not fall by a thousandth; None: never.
     """
 
     steps: int | None = 2000

@@ -29,7 +29,7 @@ class DiagonalFisher:
     """
 
     diagonal: Tensor
-    examples: int
+    examples: float
 
 
 class FisherAccumulator:
@@ -89,7 +89,7 @@ class FisherAccumulator:
         self.context = dict(context or {})
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.blocks: dict[str, Block] = {}
-        self.examples = 0
+        self.examples = 0.0
         self._form: list[tuple[str, str | None, Any, bool]] = []
         self._last: list[Block] = []
         self._sums: dict[str, BlockSums] = {}
@@ -109,6 +109,21 @@ class FisherAccumulator:
         """
         with drawing_from(self.generator, _device(batch)):
             run = watch(self.model, batch, self.values, self.context)
+        self.add(run, batch)
+        return run
+
+    def add(self, run: ModelRun, batch: Batch, weight: float = 1.0) -> None:
+        """Add a batch on which the model has been run already.
+
+        Args:
+            run: The watched run, at these or at other weights.
+            batch: Its batch.
+            weight: What each of the batch's examples counts. Growing weights make a moving average.
+
+        Raises:
+            NonFiniteError: If an activation or gradient is NaN or infinite.
+        """
+        with drawing_from(self.generator, _device(batch)):
             blocks = self._meet(run)
             observed = temper(run.observed, self.temperature)
             kronecker = {b.weight: _KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
@@ -117,17 +132,27 @@ class FisherAccumulator:
                     kronecker[use.weight].uses.append(use)
             diagonal = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
             for target in self._targets(observed, run.examples):
-                self._add_gradients(observed, target, list(kronecker.values()))
+                self._add_gradients(observed, target, list(kronecker.values()), weight)
                 if diagonal:
                     squares = squared_scores(self.model, batch, self.context, run, diagonal, target, self.temperature)
                     for name, square in squares.items():
-                        self._diagonal[name] = self._diagonal.get(name, 0.0) + square
+                        self._diagonal[name] = self._diagonal.get(name, 0.0) + weight * square
         for group in kronecker.values():
             if group.reached:
-                self._sums[group.block.name].add_inputs(group.uses)
-        self.examples += run.examples
+                self._sums[group.block.name].add_inputs(group.uses, weight)
+        self.examples += weight * run.examples
         self._check_finite()
-        return run
+
+    def scale(self, factor: float) -> None:
+        """Multiply the weight of everything added so far; the Fisher of a given size stays the same.
+
+        Args:
+            factor: By what.
+        """
+        for sums in self._sums.values():
+            sums.scale(factor)
+        self._diagonal = {name: squares * factor for name, squares in self._diagonal.items()}
+        self.examples *= factor
 
     def factors(self, size: int | None = None) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The Fisher of `size` examples like those seen.
@@ -177,7 +202,9 @@ class FisherAccumulator:
             for _ in range(self.samples):
                 yield draw(observed)
 
-    def _add_gradients(self, observed: Mapping[str, Observed], target: Target, groups: list[_KroneckerUses]) -> None:
+    def _add_gradients(
+        self, observed: Mapping[str, Observed], target: Target, groups: list[_KroneckerUses], weight: float
+    ) -> None:
         """Backpropagate one target to the output of every map."""
         edges = [use.edge for group in groups for use in group.uses]
         if not edges:
@@ -191,7 +218,7 @@ class FisherAccumulator:
                 name = group.block.name
                 if name not in self._sums:
                     self._sums[name] = BlockSums(group.block, pairs[0][1].dtype, pairs[0][1].device)
-                self._sums[name].add_gradients(pairs)
+                self._sums[name].add_gradients(pairs, weight)
 
     def _check_finite(self) -> None:
         for name, sums in self._sums.items():
@@ -199,12 +226,12 @@ class FisherAccumulator:
             if side is not None:
                 raise NonFiniteError(
                     f"NaN or infinity in the {side} of the map with weight '{self.blocks[name].sites[0]}', up to "
-                    f"example {self.examples}. Look at the data and the weights; nothing was added to hide it."
+                    f"example {self.examples:g}. Look at the data and the weights; nothing was added to hide it."
                 )
         for name, squares in self._diagonal.items():
             if not bool(torch.isfinite(squares).all()):
                 raise NonFiniteError(
-                    f"NaN or infinity in the gradients of site '{name}', up to example {self.examples}."
+                    f"NaN or infinity in the gradients of site '{name}', up to example {self.examples:g}."
                 )
 
 

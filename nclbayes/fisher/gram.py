@@ -34,18 +34,29 @@ class GramSum:
         self._summed = 0
         self._finite = True
 
-    def add(self, rows: Tensor) -> None:
+    def add(self, rows: Tensor, weight: float = 1.0) -> None:
         """Add the outer products of rows.
 
         Args:
             rows: [R, k] or [stack, R, k].
+            weight: What each of them counts.
         """
         for piece in rows.split(_ROWS, dim=-2):
             count = piece.shape[-2]
             if self._held + count > _ROWS:
                 self._multiply()
-            self._rows[..., self._held : self._held + count, :] = piece
+            torch.mul(piece, math.sqrt(weight), out=self._rows[..., self._held : self._held + count, :])
             self._held += count
+
+    def scale(self, factor: float) -> None:
+        """Multiply what has been summed so far.
+
+        Args:
+            factor: By what.
+        """
+        self._multiply()
+        self._carry()
+        self._total *= factor
 
     def value(self, factor: float = 1.0) -> Tensor:
         """The sum, symmetric, [..., k, k] in float64.
@@ -70,6 +81,8 @@ class GramSum:
         return self._finite
 
     def _multiply(self) -> None:
+        if self._held == 0:
+            return
         rows = self._rows[..., : self._held, :]
         for i in range(0, rows.shape[-1], _PANEL):
             panel, left = self._partial[..., i : i + _PANEL, i:], rows[..., i : i + _PANEL].mT

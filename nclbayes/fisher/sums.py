@@ -28,7 +28,7 @@ class KroneckerFisher:
     input: Tensor
     output: Tensor
     rows: float
-    examples: int
+    examples: float
     rtol: float
 
 
@@ -50,36 +50,50 @@ class BlockSums:
         self._dtype, self._device = dtype, device
         # A bias is the last input, constant 1: its row of the sum of z z^T is the sum of z, and the number of rows.
         self._column: Tensor | float = 0.0
-        self._corner: Tensor | int = 0
+        self._corner: Tensor | float = 0.0
         self._straight = self._empty(exchanged=False)
         self._exchanged: _Sums | None = None
 
-    def add_inputs(self, uses: list[LinearUse]) -> None:
+    def add_inputs(self, uses: list[LinearUse], weight: float = 1.0) -> None:
         """Add the input rows of one batch, once however many targets were backpropagated.
 
         Args:
             uses: The block's uses in that batch.
+            weight: What each of the batch's examples counts.
         """
         for use in uses:
             sums, biased = self._side(use), use.bias is not None and use.bias == self._block.bias
             for rows in use.input_rows():
-                sums.inputs.add(rows)
+                sums.inputs.add(rows, weight)
                 if biased:
-                    self._column = self._column + rows.sum(-2).double()
-            sums.rows = sums.rows + use.count()
+                    self._column = self._column + weight * rows.sum(-2).double()
+            sums.rows = sums.rows + weight * use.count()
             if biased:
-                self._corner = self._corner + use.count()
+                self._corner = self._corner + weight * use.count()
 
-    def add_gradients(self, pairs: list[tuple[LinearUse, Tensor]]) -> None:
+    def add_gradients(self, pairs: list[tuple[LinearUse, Tensor]], weight: float = 1.0) -> None:
         """Add the gradient rows of one backpropagated target.
 
         Args:
             pairs: Uses, with the gradient of their output.
+            weight: What each of the batch's examples counts.
         """
         for use, grad in pairs:
-            self._side(use).gradients.add(use.gradient_rows(grad))
+            self._side(use).gradients.add(use.gradient_rows(grad), weight)
 
-    def factors(self, scale: float, samples: int, examples: int) -> KroneckerFisher:
+    def scale(self, factor: float) -> None:
+        """Multiply what has been summed so far.
+
+        Args:
+            factor: By what.
+        """
+        for sums in filter(None, (self._straight, self._exchanged)):
+            sums.inputs.scale(factor)
+            sums.gradients.scale(factor)
+            sums.rows = sums.rows * factor
+        self._column, self._corner = self._column * factor, self._corner * factor
+
+    def factors(self, scale: float, samples: int, examples: float) -> KroneckerFisher:
         """The Fisher ``(N / N_b) (sum z z^T) (x) (sum g g^T) / R``.
 
         Rows of a transposed use are first rescaled, z by a factor and g by its inverse, so that both kinds have the
@@ -142,7 +156,7 @@ class BlockSums:
 class _Sums:
     inputs: GramSum
     gradients: GramSum
-    rows: Tensor | int = 0
+    rows: Tensor | float = 0.0
 
 
 def _trace(matrix: Tensor) -> Tensor:
