@@ -1,7 +1,7 @@
 """Bayesian continual learning for Pyro, with Kronecker-factored Gaussian posteriors."""
 
 from nclbayes import nn
-from nclbayes.engines import LaplaceNCL
+from nclbayes.engines import LaplaceNCL, VariationalNCL
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, FisherKind, KroneckerFisher, fisher
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
 from nclbayes.nn import BayesianNetwork, Bernoulli, Categorical, MultiHead, Normal, Poisson
@@ -30,6 +30,7 @@ __all__ = [
     "SumRule",
     "Task",
     "UpdateReport",
+    "VariationalNCL",
     "__version__",
     "fisher",
     "kronecker_sum",

@@ -135,6 +135,7 @@ class OnlinePosterior:
                 task=task,
                 states=touched,
                 start=start,
+                trained=frozenset(self._trained),
                 fixed={name: latent.value.detach() for name, latent in run.latents.items() if name not in learnt},
                 device=self._device(task),
                 generator=generator,

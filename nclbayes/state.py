@@ -136,6 +136,23 @@ def prior_state(block: Block, latents: dict[str, Latent]) -> State:
     return KroneckerState(block, prior.loc.clone(), factors, float(factors.logdet.sum()) / block.size)
 
 
+def narrowed(state: State, precision: float) -> State:
+    """A state with a multiple of the identity added to its precision.
+
+    Args:
+        state: The state.
+        precision: What to add to every direction's precision.
+
+    Returns:
+        The narrower state.
+    """
+    if isinstance(state, DiagonalState):
+        return replace(state, precision=state.precision + precision)
+    p = state.precision
+    identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output)]
+    return replace(state, precision=kronecker_sum(p.input, p.output, precision * identities[0], identities[1]))
+
+
 def moved(state: State, device: torch.device) -> State:
     """A state on another device.
 

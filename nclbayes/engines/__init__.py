@@ -3,5 +3,6 @@
 from nclbayes.engines.base import Engine
 from nclbayes.engines.laplace import LaplaceNCL
 from nclbayes.engines.loop import Progress
+from nclbayes.engines.variational import VariationalNCL
 
-__all__ = ["Engine", "LaplaceNCL", "Progress"]
+__all__ = ["Engine", "LaplaceNCL", "Progress", "VariationalNCL"]

@@ -25,6 +25,7 @@ class Problem:
         task: The data.
         states: The Gaussian of each block that the task touches.
         start: Where each of them starts, as a matrix.
+        trained: Which of these blocks an earlier task has touched.
         fixed: The values of the other sites that the model meets.
         device: Where to work.
         generator: Decides every draw.
@@ -36,6 +37,7 @@ class Problem:
     task: Task
     states: dict[str, State]
     start: dict[str, Tensor]
+    trained: frozenset[str]
     fixed: dict[str, Tensor]
     device: torch.device
     generator: torch.Generator

@@ -154,7 +154,7 @@ class FisherAccumulator:
         self._diagonal = {name: squares * factor for name, squares in self._diagonal.items()}
         self.examples *= factor
 
-    def factors(self, size: int | None = None) -> dict[str, KroneckerFisher | DiagonalFisher]:
+    def factors(self, size: float | None = None) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The Fisher of `size` examples like those seen.
 
         Args:

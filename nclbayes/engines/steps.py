@@ -1,0 +1,92 @@
+"""The natural-gradient step that both engines take on a block's mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nclbayes.engines.settings import EngineSettings
+from nclbayes.kronecker import kronecker_sum
+from nclbayes.state import DiagonalState, State
+
+
+class BlockSteps:
+    """Iterate, momentum and preconditioner of one block on one task.
+
+    In summed units a step on the bracket ``Lambda^-1 grad log p - lambda (theta - mu)`` is ``lr tau / N``, with
+    tau = (det Lambda_0)^(1/d) of the block's first prior: in directions that no task has constrained, that is plain
+    SGD on the mean loss with learning rate `lr`. The preconditioner is constant within a task, so momentum is kept
+    after it.
+
+    Args:
+        settings: The engine's settings.
+        state: The block's Gaussian before the task, N(mu, Lambda^-1).
+        start: Where theta starts, [m, n].
+        size: N.
+    """
+
+    def __init__(self, settings: EngineSettings, state: State, start: Tensor, size: int) -> None:
+        self.state = state
+        self.theta = start.clone()
+        self._rho = settings.momentum
+        tau = math.exp(state.log_scale)
+        self._pull = settings.prior_weight * tau / size
+        self._momentum = torch.zeros_like(self.theta)
+        damped = _damped_inverse(state, size * settings.alpha**2)
+        dtype = state.loc.dtype
+        if isinstance(damped, Tensor):
+            self._left, self._right = None, (tau * damped).to(dtype)
+        else:
+            self._left, self._right = damped[1].to(dtype), (tau * damped[0]).to(dtype)
+
+    def direction(self, gradient: Mapping[str, Tensor], examples: int) -> Tensor:
+        """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).
+
+        Args:
+            gradient: The gradient of a batch's log likelihood, by site.
+            examples: B.
+
+        Returns:
+            M itself, not a copy; a step is ``theta - lr M``.
+        """
+        g = self.state.block.pack(gradient)
+        natural = g * self._right if self._left is None else self._left @ g @ self._right
+        self._momentum.mul_(self._rho).add_(natural, alpha=-1 / examples)
+        return self._momentum.add_(self.theta - self.state.loc, alpha=self._pull)
+
+
+def take_step(
+    blocks: list[BlockSteps], gradient: Mapping[str, Tensor], examples: int, lr: float, settings: EngineSettings
+) -> None:
+    """Theta <- theta - lr M in every block, scaled back to the trust radius if there is one.
+
+    Args:
+        blocks: The blocks.
+        gradient: The gradient of a batch's log likelihood, by site.
+        examples: B.
+        lr: The learning rate.
+        settings: The engine's settings.
+    """
+    directions = [steps.direction(gradient, examples) for steps in blocks]
+    if settings.trust_radius is not None:
+        length = sum(steps.state.quadratic(lr * m) for steps, m in zip(blocks, directions, strict=True)) / 2
+        lr *= min(1.0, settings.trust_radius / math.sqrt(length)) if length > 0 else 1.0
+    for steps, m in zip(blocks, directions, strict=True):
+        steps.theta.add_(m, alpha=-lr)
+
+
+def _damped_inverse(state: State, damping: float) -> Tensor | tuple[Tensor, Tensor]:
+    """(Lambda + N alpha^2 I)^-1: a diagonal, or its two factors."""
+    if isinstance(state, DiagonalState):
+        return 1 / (state.precision + damping)
+    p = state.precision
+    # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition.
+    traces = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (p.input_inverse, p.output_inverse)]
+    if damping == 0 or float((traces[0] * traces[1]).max()) * damping < 1e-9:
+        return p.input_inverse, p.output_inverse
+    identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output)]
+    total = kronecker_sum(p.input, p.output, damping * identities[0], identities[1])
+    return total.input_inverse, total.output_inverse

@@ -1,0 +1,211 @@
+"""Natural variational NCL: the mean by trust-region steps at samples, the precision by averaged Fishers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nclbayes.engines.base import Engine, Outcome, Problem
+from nclbayes.engines.likelihood import log_likelihood
+from nclbayes.engines.loop import run_loop
+from nclbayes.engines.steps import BlockSteps, take_step
+from nclbayes.errors import SettingError
+from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
+from nclbayes.fisher.randomness import drawing_from
+from nclbayes.kronecker import KroneckerSum, SumRule
+from nclbayes.state import KroneckerState, State, narrowed
+from nclbayes.watch import watch
+
+# Growing weights are brought back to 1 when they pass this.
+_LARGEST_WEIGHT = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariationalNCL(Engine):
+    """Settings of natural variational NCL.
+
+    For task k it maximises the evidence lower bound over (mu, Lambda) by
+
+        mu     <- mu + lr [ Lambda_{k-1}^-1 E_q[grad log p(D_k | theta)] - lambda (mu - mu_{k-1}) ]
+        Lambda <- (1 - beta) Lambda + beta [ Lambda_{k-1} + E_q[Fisher_k(theta)] ],
+
+    the expectations over reparameterised samples of q, the Fisher with targets drawn from the model. Unrolled, Lambda
+    is Lambda_{k-1} plus a moving average of Fishers, which is formed every `refresh_every` steps only.
+
+    Attributes:
+        beta: The rate at which the average of Fishers moves.
+        particles: Samples of the weights for each step.
+        refresh_every: Form Lambda anew, and factorise it, every so many steps.
+        init_scale: The standard deviation of the samples at the first step of a block's first task. Draws from the
+            prior itself would be noise; the recursion forgets its start. None: start at the prior.
+    """
+
+    beta: float = 0.01
+    particles: int = 1
+    refresh_every: int = 50
+    init_scale: float | None = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.beta < 1:
+            raise SettingError(f"beta must lie between 0 and 1, not {self.beta}.")
+        for name in ("particles", "refresh_every"):
+            self._require(name, lambda v: v >= 1 and v == int(v), "a whole number of at least 1")
+        self._require("init_scale", lambda v: v > 0, "positive")
+
+    def run(self, problem: Problem) -> Outcome:
+        """Learn a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The Gaussians after it.
+        """
+        started = time.perf_counter()
+        stepper = VariationalStepper(self, problem)
+        history = run_loop(
+            stepper,
+            problem.task,
+            self,
+            problem.device,
+            problem.generator,
+            progress=problem.progress,
+            callbacks=problem.callbacks,
+        )
+        after = stepper.posterior()
+        return Outcome(
+            states=after,
+            history=history,
+            seconds=time.perf_counter() - started,
+            log_evidence=None,
+            kl_of_sums={
+                name: float(state.precision.kl.sum())
+                for name, state in after.items()
+                if isinstance(state.precision, KroneckerSum)
+            },
+        )
+
+
+class VariationalStepper:
+    """The steps of natural variational NCL on one task.
+
+    Args:
+        settings: The engine's settings.
+        problem: The task, and the Gaussians before it.
+    """
+
+    def __init__(self, settings: VariationalNCL, problem: Problem) -> None:
+        self._settings = settings
+        self._problem = problem
+        size = problem.task.size
+        self._blocks = [BlockSteps(settings, s, problem.start[name], size) for name, s in problem.states.items()]
+        self._fisher = FisherAccumulator(
+            problem.model,
+            {},
+            kind=settings.fisher,
+            samples=settings.fisher_samples,
+            temperature=settings.fisher_temperature,
+            context=problem.task.context,
+            generator=problem.generator,
+        )
+        self._weight, self._taken = 1.0, 0
+        self._sampler: dict[str, State] = {}
+        self._refresh()
+
+    def step(self, batch: tuple[object, ...], lr: float) -> float:
+        """Take one step on one batch.
+
+        Args:
+            batch: The batch.
+            lr: The learning rate.
+
+        Returns:
+            The mean negative log likelihood at the samples.
+        """
+        total: dict[str, Tensor] = {}
+        examples, fit = 1, 0.0
+        for _ in range(self._settings.particles):
+            value, gradient, examples = self._particle(batch)
+            fit += value / self._settings.particles
+            for site, g in gradient.items():
+                total[site] = total[site].add_(g) if site in total else g
+        mean = {site: g / self._settings.particles for site, g in total.items()}
+        take_step(self._blocks, mean, examples, lr, self._settings)
+        self._weight /= 1 - self._settings.beta
+        if self._weight > _LARGEST_WEIGHT:
+            self._fisher.scale(1 / self._weight)
+            self._weight = 1.0
+        self._taken += 1
+        # Often at first, when the average changes fast.
+        if self._taken % self._settings.refresh_every == 0 or self._taken in (1, 2, 4, 8, 16, 32):
+            self._refresh()
+        return -fit / examples
+
+    def posterior(self) -> dict[str, State]:
+        """Lambda_{k-1} + w_i Fbar around the present mean, for the blocks that the likelihood depends on."""
+        rule, fishers = SumRule(self._settings.kronecker_sum), self._average()
+        return {
+            steps.state.block.name: steps.state.add(steps.theta.clone(), fishers[steps.state.block.name], rule)  # type: ignore[arg-type]
+            for steps in self._blocks
+            if steps.state.block.name in fishers
+        }
+
+    def values(self) -> dict[str, Tensor]:
+        """The present mean, by site."""
+        found: dict[str, Tensor] = {}
+        for steps in self._blocks:
+            found |= steps.state.block.unpack(steps.theta)
+        return found
+
+    def _particle(self, batch: tuple[object, ...]) -> tuple[float, dict[str, Tensor], int]:
+        """One sample: its log likelihood and gradient, and its Fisher into the average; one forward pass for both."""
+        problem = self._problem
+        values: dict[str, Tensor] = dict(problem.fixed)
+        for steps in self._blocks:
+            state = self._sampler[steps.state.block.name]
+            values |= steps.state.block.unpack(steps.theta + _noise(state, problem.generator))
+        with drawing_from(problem.generator, problem.device):
+            run = watch(problem.model, batch, values, problem.task.context)
+        self._fisher.values = values
+        fit = log_likelihood(run.observed)
+        sites = [site for steps in self._blocks for site in steps.state.block.sites]
+        leaves = [run.latents[site].value for site in sites]
+        grads = torch.autograd.grad(fit, leaves, retain_graph=True, allow_unused=True)
+        self._fisher.add(run, batch, self._weight)
+        gradient = {
+            site: torch.zeros_like(leaf) if g is None else g for site, leaf, g in zip(sites, leaves, grads, strict=True)
+        }
+        return float(fit.detach()), gradient, run.examples
+
+    def _average(self) -> dict[str, KroneckerFisher | DiagonalFisher]:
+        """The moving average of Fishers with its weight, w_i Fbar, w_i = 1 - (1 - beta)^i."""
+        warmth = 1 - (1 - self._settings.beta) ** self._taken
+        return self._fisher.factors(self._problem.task.size * warmth)
+
+    def _refresh(self) -> None:
+        """Form and factorise the Gaussian that samples are drawn from."""
+        settings = self._settings
+        rule = SumRule(settings.kronecker_sum)
+        fishers = self._average() if self._taken else {}
+        for steps in self._blocks:
+            name, state = steps.state.block.name, steps.state
+            if name in fishers:
+                state = state.add(state.loc, fishers[name], rule)  # type: ignore[arg-type]
+            if settings.init_scale is not None and name not in self._problem.trained:
+                # The narrow start adds (1 - beta)^i init_scale^-2 I.
+                state = narrowed(state, (1 - settings.beta) ** self._taken / settings.init_scale**2)
+            self._sampler[name] = state
+
+
+def _noise(state: State, generator: torch.Generator) -> Tensor:
+    """A draw from N(0, Lambda^-1)."""
+    eps = torch.randn(state.loc.shape, generator=generator, dtype=state.loc.dtype, device=generator.device)
+    eps = eps.to(state.loc.device)
+    if isinstance(state, KroneckerState):
+        p = state.precision
+        return p.output_root.to(eps.dtype) @ eps @ p.input_root.to(eps.dtype).mT
+    return eps * state.precision.rsqrt().to(eps.dtype)
