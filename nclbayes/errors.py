@@ -51,3 +51,7 @@ class DataError(NCLError, ValueError):
 
 class NonFiniteError(NCLError, ArithmeticError):
     """NaN or infinity appeared; the message says in which site and on which side."""
+
+
+class FileError(NCLError, OSError):
+    """A saved file is truncated, damaged, foreign, of a newer format, or of another model."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
 from nclbayes.blocks import KroneckerBlock, find_blocks
+from nclbayes.engines import ENGINES
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import ModelError, SettingError, ValuesError
-from nclbayes.state import State, moved, prior_state
+from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
+from nclbayes.prediction import predictive, predictive_mixture
+from nclbayes.state import State, moved, prior_state, state_from, state_settings, state_tensors
+from nclbayes.storage import read_file, write_file
 from nclbayes.task import Task, to_device
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model
@@ -145,6 +151,102 @@ class OnlinePosterior:
         )
         return self._commit(task, engine, run, outcome)
 
+    def predict(
+        self, *inputs: Any, num_samples: int | None = None, generator: torch.Generator | None = None, **context: Any
+    ) -> Any:
+        """The distribution of the targets of new inputs.
+
+        Args:
+            *inputs: What the model takes, without the observed argument.
+            num_samples: Average over so many samples of the weights; None: use the posterior mean.
+            generator: Decides the samples; by default the posterior's own.
+            **context: Keyword arguments of the model, such as ``head=2``.
+
+        Returns:
+            A torch distribution.
+
+        Raises:
+            ModelError: If no task has been learnt yet.
+        """
+        if not self._outputs:
+            raise ModelError("There is nothing to predict from yet: call update(task) first.")
+        device = self._device(None)
+        moved_inputs = to_device(inputs, device)
+        if num_samples is None:
+            with torch.no_grad():
+                return predictive(self.model, moved_inputs, context, self.mean(), self._outputs[0])
+        samples = self.sample(num_samples, generator)
+        return predictive_mixture(self.model, moved_inputs, context, samples, self._outputs[0])
+
+    def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The posterior as a Pyro guide: one auxiliary site a block, then the block's sites.
+
+        Args:
+            *args: The model's arguments, which are not needed.
+            **kwargs: Likewise.
+
+        Returns:
+            The weights, by site.
+        """
+        values: dict[str, Tensor] = {}
+        for name, state in self._states.items():
+            distribution = state.distribution
+            if len(distribution.batch_shape):
+                distribution = distribution.to_event(len(distribution.batch_shape))
+            matrix = pyro.sample(f"block.{name}", distribution, infer={"is_auxiliary": True})
+            for site, value in state.block.unpack(matrix).items():
+                values[site] = pyro.sample(site, dist.Delta(value, event_dim=value.ndim))
+        return values
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the posterior to a file: tensors and settings, no code. The model itself is not saved.
+
+        Args:
+            path: Where to.
+        """
+        tensors: dict[str, Tensor] = {}
+        described = {}
+        for name, state in self._states.items():
+            tensors |= {f"{name}/{part}": tensor for part, tensor in state_tensors(state).items()}
+            described[name] = state_settings(state)
+        settings = {
+            "blocks": described,
+            "trained": sorted(self._trained),
+            "tasks": self._tasks,
+            "outputs": self._outputs,
+            "log_evidence": self.log_evidence,
+            "engine": {"name": type(self.engine).__name__, **self.engine.to_dict()},
+        }
+        tensors["generator"] = self.generator.get_state()
+        write_file(path, "posterior", tensors, settings)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
+        """Read a posterior from a file.
+
+        Args:
+            path: Where from.
+            model: The model that it is of.
+
+        Returns:
+            The posterior, on the CPU.
+
+        Raises:
+            FileError: If the file is damaged or foreign, or its sites are not those of the model.
+        """
+        tensors, settings = read_file(path, "posterior")
+        engine = dict(settings["engine"])
+        posterior = cls(model, ENGINES[engine.pop("name")](**engine))
+        posterior.generator.set_state(tensors.pop("generator"))
+        for name, described in settings["blocks"].items():
+            parts = {part: tensors.pop(f"{name}/{part}") for part in described["tensors"]}
+            posterior._states[name] = state_from(described, parts)
+        posterior._check_model(path)
+        posterior._trained = set(settings["trained"])
+        posterior._tasks, posterior._outputs = tuple(settings["tasks"]), tuple(settings["outputs"])
+        posterior.log_evidence = settings["log_evidence"]
+        return posterior
+
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Draw weights.
 
@@ -223,6 +325,19 @@ class OnlinePosterior:
         lines.append(f"  {sum(s.block.size for s in self._states.values()):,} weights in {len(self._states)} blocks")
         return "\n".join(lines)
 
+    def _check_model(self, path: str | os.PathLike[str]) -> None:
+        """Refuse a model whose weights are not those of the posterior, where it says what they are."""
+        initial = self._initial_values()
+        if initial is None:
+            return
+        for site, value in self.mean().items():
+            if site not in initial or initial[site].shape != value.shape:
+                shape = tuple(initial[site].shape) if site in initial else "no such site"
+                raise FileError(
+                    f"'{path}' is of another model: its site '{site}' has shape {tuple(value.shape)}, "
+                    f"the model's {shape}."
+                )
+
     def _look(self, task: Task, batch_size: int) -> ModelRun:
         """Run the model once on a small batch of the task, to see its sites and refuse what does not fit."""
         first = next(iter(task.epoch(min(batch_size, 8), torch.Generator().manual_seed(0))))
@@ -268,13 +383,13 @@ class OnlinePosterior:
         initial_values = getattr(self.model, "initial_values", None)
         return None if initial_values is None else initial_values()
 
-    def _device(self, task: Task) -> torch.device:
+    def _device(self, task: Task | None) -> torch.device:
         for state in self._states.values():
             return state.loc.device
         tensors: Iterable[Tensor] = ()
         if isinstance(self.model, torch.nn.Module):
             tensors = [*self.model.parameters(), *self.model.buffers()]
-        elif isinstance(task.train, tuple):
+        elif task is not None and isinstance(task.train, tuple):
             tensors = task.train
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 

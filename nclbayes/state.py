@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
 from nclbayes.fisher import DiagonalFisher, KroneckerFisher
-from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
+from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, SumRule, kronecker_sum
 from nclbayes.watch import Latent
 
 
@@ -168,7 +169,52 @@ def moved(state: State, device: torch.device) -> State:
     return replace(state, loc=state.loc.to(device), precision=state.precision.to(device))
 
 
-def is_repaired(state: State) -> float:
-    """How much rounding the last Kronecker sum had to clip, 0 for none."""
-    precision = state.precision
-    return float(precision.clipped.max()) if isinstance(precision, KroneckerSum) else 0.0
+def state_tensors(state: State) -> dict[str, Tensor]:
+    """What of a state must be saved so that it comes back bit for bit.
+
+    Args:
+        state: The state.
+
+    Returns:
+        Tensors by part.
+    """
+    if isinstance(state, DiagonalState):
+        return {"loc": state.loc, "precision": state.precision}
+    p = state.precision
+    parts = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root", "logdet")
+    return {"loc": state.loc, **{part: getattr(p, part) for part in parts}}
+
+
+def state_settings(state: State) -> dict[str, Any]:
+    """The rest of a state, as plain values.
+
+    Args:
+        state: The state.
+
+    Returns:
+        What :func:`state_from` needs besides the tensors.
+    """
+    kind = "kronecker" if isinstance(state, KroneckerState) else "diagonal"
+    return {
+        "kind": kind,
+        "block": asdict(state.block),
+        "log_scale": state.log_scale,
+        "tensors": sorted(state_tensors(state)),
+    }
+
+
+def state_from(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
+    """A state from its saved parts.
+
+    Args:
+        settings: From :func:`state_settings`.
+        tensors: From :func:`state_tensors`.
+
+    Returns:
+        The state.
+    """
+    layout: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in settings["block"].items()}
+    rest = {part: tensor for part, tensor in tensors.items() if part != "loc"}
+    if settings["kind"] == "diagonal":
+        return DiagonalState(DiagonalBlock(**layout), tensors["loc"], rest["precision"], settings["log_scale"])
+    return KroneckerState(KroneckerBlock(**layout), tensors["loc"], KroneckerPrecision(**rest), settings["log_scale"])

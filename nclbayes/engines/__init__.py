@@ -5,4 +5,6 @@ from nclbayes.engines.laplace import LaplaceNCL
 from nclbayes.engines.loop import Progress
 from nclbayes.engines.variational import VariationalNCL
 
-__all__ = ["Engine", "LaplaceNCL", "Progress", "VariationalNCL"]
+ENGINES: dict[str, type[Engine]] = {"LaplaceNCL": LaplaceNCL, "VariationalNCL": VariationalNCL}
+
+__all__ = ["ENGINES", "Engine", "LaplaceNCL", "Progress", "VariationalNCL"]

@@ -101,12 +101,14 @@ def run_loop(
     with tqdm(total=total, desc=task.name, disable=not show, leave=False) as bar:
         for step, batch in _numbered(task.batches(settings.batch_size, generator), total):
             lr = settings.lr * (1.0 if settings.schedule is None else settings.schedule((step - 1) / total))
-            loss = stepper.step(to_device(batch, device), lr)
+            try:
+                loss = stepper.step(to_device(batch, device), lr)
+            except ValueError as error:
+                # A distribution refuses NaN in its parameters before there is a loss.
+                _check_finite(stepper, task.name, step, error)
+                raise
             if not math.isfinite(loss):
-                raise NonFiniteError(
-                    f"The loss of task '{task.name}' became {loss} at step {step}. The posterior is as it was before "
-                    "the update. Look at the data, lower `lr`, or set `trust_radius`."
-                )
+                raise _diverged(f"The loss became {loss}", task.name, step)
             history.losses.append(loss)
             running = loss if step == 1 else (1 - _FORGET) * running + _FORGET * loss
             bar.set_postfix(loss=f"{running:.4g}", refresh=False)
@@ -121,6 +123,19 @@ def run_loop(
                     break
     history.seconds = time.perf_counter() - started
     return history
+
+
+def _check_finite(stepper: Stepper, task: str, step: int, cause: Exception) -> None:
+    for site, value in stepper.values().items():
+        if not bool(torch.isfinite(value).all()):
+            raise _diverged(f"The weights of site '{site}' became NaN or infinite", task, step) from cause
+
+
+def _diverged(what: str, task: str, step: int) -> NonFiniteError:
+    return NonFiniteError(
+        f"{what} at step {step} of task '{task}'. The posterior is as it was before the update. Look at the data, lower "
+        "`lr`, or set `trust_radius`."
+    )
 
 
 def _numbered(batches: Iterator[tuple[Any, ...]], total: int) -> Iterator[tuple[int, tuple[Any, ...]]]:

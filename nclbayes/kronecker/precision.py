@@ -202,4 +202,4 @@ def _invert(name: str, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     factor = cholesky(name, matrix.double())
     root = inverse_root(factor)
     logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return (root @ root.mT).to(matrix.dtype), root.to(matrix.dtype), logdet
+    return (root @ root.mT).to(matrix.dtype), root.to(matrix.dtype).contiguous(), logdet

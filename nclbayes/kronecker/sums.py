@@ -101,7 +101,8 @@ def _combine(pencil: Pencil, x1: Tensor, x2: Tensor, dtype: torch.dtype) -> tupl
     matrix = x1[..., None, None] * pencil.base + x2[..., None, None] * pencil.added
     root = _sharpened(pencil.basis * values.rsqrt().unsqueeze(-2), matrix)
     logdet = pencil.logdet + values.log().sum(-1)
-    return matrix.to(dtype), (root @ root.mT).to(dtype), root.to(dtype), logdet
+    # Contiguous, so that a copy read back from a file multiplies in the same order.
+    return matrix.to(dtype), (root @ root.mT).to(dtype), root.to(dtype).contiguous(), logdet
 
 
 def _sharpened(root: Tensor, matrix: Tensor) -> Tensor:

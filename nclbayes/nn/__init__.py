@@ -3,5 +3,6 @@
 from nclbayes.nn.likelihoods import Bernoulli, Categorical, Likelihood, Normal, Poisson
 from nclbayes.nn.multihead import MultiHead
 from nclbayes.nn.network import BayesianNetwork
+from nclbayes.nn.rnn import RNN
 
-__all__ = ["BayesianNetwork", "Bernoulli", "Categorical", "Likelihood", "MultiHead", "Normal", "Poisson"]
+__all__ = ["RNN", "BayesianNetwork", "Bernoulli", "Categorical", "Likelihood", "MultiHead", "Normal", "Poisson"]

@@ -1,6 +1,6 @@
 """Running a model while seeing its sites (Pyro's side) and its linear maps (torch's side)."""
 
-from nclbayes.watch.maps import LinearUse, MapRecorder, OtherUse
+from nclbayes.watch.maps import LinearUse, MapRecorder, OtherUse, is_watched
 from nclbayes.watch.run import ModelRun, watch
 from nclbayes.watch.sites import Latent, Observed, SiteRecorder
 from nclbayes.watch.steps import valid_steps
@@ -13,6 +13,7 @@ __all__ = [
     "Observed",
     "OtherUse",
     "SiteRecorder",
+    "is_watched",
     "valid_steps",
     "watch",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +147,15 @@ class MapRecorder(TorchFunctionMode):
             value: Its value, a leaf that requires grad; the model must use this very tensor.
         """
         self._aliases[id(value)] = _Alias(site, value, transposed=False, tensor=value)
+
+    def __enter__(self) -> MapRecorder:
+        self._token = _WATCHED.set(True)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        _WATCHED.reset(self._token)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
@@ -302,6 +312,17 @@ class MapRecorder(TorchFunctionMode):
                 use.bias = alias.site
                 return use
         return None
+
+
+_WATCHED: ContextVar[bool] = ContextVar("nclbayes_watched", default=False)
+
+
+def is_watched() -> bool:
+    """Whether a :class:`MapRecorder` sees the present call.
+
+    A module that can compute the same thing faster in a way that hides its linear maps may do so while this is false.
+    """
+    return _WATCHED.get()
 
 
 def _tensors(*nested: Any) -> Iterator[Tensor]:

@@ -195,12 +195,19 @@ def test_a_diverging_update_leaves_the_posterior_as_it_was() -> None:
     before, tasks = dict(posterior.blocks), posterior.tasks
     x, y = classification_task(7).train
     with (
-        pytest.raises(NonFiniteError, match="'bad' became nan at step 1"),
+        pytest.raises(NonFiniteError, match="loss became nan at step 1 of task 'bad'"),
         pyro.validation_enabled(False),
     ):
         posterior.update(ncl.Task((x * float("nan"), y), name="bad"))
     assert posterior.tasks == tasks
     assert all(posterior.blocks[name] is state for name, state in before.items())
+
+
+def test_weights_that_diverge_are_named() -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=200, batch_size=60, lr=1e30))
+    with pytest.raises(NonFiniteError, match=r"site '\d\.\w+' became NaN or infinite at step \d+ of task|loss became"):
+        posterior.update(classification_task(1))
+    assert not posterior.blocks
 
 
 def test_labels_and_shapes_that_do_not_fit_are_refused_before_anything_changes() -> None:

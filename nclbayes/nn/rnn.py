@@ -1,0 +1,111 @@
+"""A recurrent network whose every step the Fisher can see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nclbayes.errors import DataError, SettingError
+from nclbayes.watch import is_watched, valid_steps
+
+_NONLINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "linear": lambda h: h}
+
+
+class RNN(nn.Module):
+    """A leaky recurrent network, written so that every time step is a row of its Fisher.
+
+        h_t = W z_t + b + noise xi_t,   z_t = (r_{t-1}; x_t),   r_t = (1 - leak) r_{t-1} + leak phi(h_t)
+
+    Recurrent and input weights are one matrix W = (H, G), as in the paper. Steps beyond a sequence's length repeat its
+    last state; they are no rows of the Fisher.
+
+    Args:
+        input_size: The number of inputs.
+        hidden_size: The number of units.
+        leak: 1 for no memory but the recurrent weights'.
+        nonlinearity: "relu", "tanh" or "linear".
+        noise: The standard deviation of the process noise xi.
+        bias: Whether there is a bias b.
+
+    Raises:
+        SettingError: If a setting is out of range.
+
+    Example:
+        >>> import torch
+        >>> import nclbayes as ncl
+        >>> rnn = ncl.nn.RNN(3, 16, leak=0.2)
+        >>> rnn(torch.zeros(5, 7, 3), lengths=torch.tensor([7, 3, 1, 2, 7])).shape
+        torch.Size([5, 7, 16])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        leak: float = 1.0,
+        nonlinearity: str = "relu",
+        noise: float = 0.0,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 0 < leak <= 1:
+            raise SettingError(f"leak must be above 0 and at most 1, not {leak}.")
+        if nonlinearity not in _NONLINEARITIES:
+            allowed = ", ".join(map(repr, _NONLINEARITIES))
+            raise SettingError(f"nonlinearity is {nonlinearity!r}; choose one of {allowed}.")
+        if not noise >= 0:
+            raise SettingError(f"noise must be at least 0, not {noise}.")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.leak, self.nonlinearity, self.noise = leak, nonlinearity, noise
+        self.weight = nn.Parameter(torch.empty(hidden_size, hidden_size + input_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Recurrent weights half an orthogonal matrix, input weights of variance 1 / input_size."""
+        with torch.no_grad():
+            recurrent = torch.empty(self.hidden_size, self.hidden_size, device=self.weight.device)
+            self.weight[:, : self.hidden_size] = 0.5 * nn.init.orthogonal_(recurrent)
+            self.weight[:, self.hidden_size :].normal_(0.0, self.input_size**-0.5)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, state: Tensor | None = None) -> Tensor:
+        """The states at every step.
+
+        Args:
+            x: Inputs, [batch, time, input_size].
+            lengths: How many steps of each sequence are valid, [batch]; None: all.
+            state: r_0, [batch, hidden_size]; None: zeros.
+
+        Returns:
+            r_1 .. r_T, [batch, time, hidden_size].
+
+        Raises:
+            DataError: If the inputs are of the wrong shape.
+        """
+        if x.ndim != 3 or x.shape[-1] != self.input_size:
+            raise DataError(f"RNN inputs must be [batch, time, {self.input_size}], not {tuple(x.shape)}.")
+        phi = _NONLINEARITIES[self.nonlinearity]
+        r = x.new_zeros(x.shape[0], self.hidden_size) if state is None else state
+        visible = is_watched()
+        if not visible:
+            # The same products, the inputs' of all steps at once.
+            recurrent, feed = self.weight[:, : self.hidden_size].mT, self.weight[:, self.hidden_size :]
+            driven = F.linear(x, feed, self.bias).unbind(1)
+        states = []
+        for t, x_t in enumerate(x.unbind(1)):
+            valid = None if lengths is None else t < lengths
+            if visible:
+                with valid_steps(valid):
+                    h = F.linear(torch.cat([r, x_t], dim=-1), self.weight, self.bias)
+            else:
+                h = torch.addmm(driven[t], r, recurrent)
+            if self.noise > 0:
+                h = h + self.noise * torch.randn_like(h)
+            new = phi(h) if self.leak == 1 else torch.lerp(r, phi(h), self.leak)
+            r = new if valid is None else torch.where(valid.unsqueeze(-1), new, r)
+            states.append(r)
+        return torch.stack(states, dim=1)

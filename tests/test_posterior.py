@@ -1,0 +1,301 @@
+"""The rules of the object: transactions, explicit state, seeds, heads, files, and what Pyro does with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch.nn.functional as F
+from pyro.infer import Predictive, Trace_ELBO
+from torch import Tensor, nn
+
+import nclbayes as ncl
+from nclbayes.errors import DataError, FileError, ModelError, SettingError, ValuesError
+from tests.engines.test_laplace import classification_task, classifier
+from tests.zoo import gains, inputs, labels, normal, rnn
+
+LAPLACE = ncl.LaplaceNCL(steps=30, batch_size=20)
+VARIATIONAL = ncl.VariationalNCL(steps=30, batch_size=20, refresh_every=10)
+
+
+def learnt(engine: ncl.LaplaceNCL | ncl.VariationalNCL = LAPLACE, tasks: int = 1) -> ncl.OnlinePosterior:
+    posterior = ncl.OnlinePosterior(classifier(), engine)
+    for k in range(tasks):
+        posterior.update(classification_task(k + 1))
+    return posterior
+
+
+def snapshot(posterior: ncl.OnlinePosterior) -> dict[str, tuple[Tensor, ...]]:
+    parts = ("input", "output", "input_root", "output_root")
+    return {
+        name: (s.loc.clone(), *(getattr(s.precision, p).clone() for p in parts)) for name, s in posterior.blocks.items()
+    }
+
+
+def same(first: dict[str, tuple[Tensor, ...]], second: dict[str, tuple[Tensor, ...]]) -> bool:
+    return list(first) == list(second) and all(
+        torch.equal(a, b) for name in first for a, b in zip(first[name], second[name], strict=True)
+    )
+
+
+@pytest.mark.parametrize("engine", [LAPLACE, VARIATIONAL], ids=["laplace", "variational"])
+def test_the_same_seed_gives_the_same_posterior_and_the_global_state_is_untouched(engine: object) -> None:
+    state = torch.get_rng_state()
+    model = classifier()
+    torch.set_rng_state(state)
+    found = []
+    for _ in range(2):
+        posterior = ncl.OnlinePosterior(model, engine, generator=torch.Generator().manual_seed(4))  # type: ignore[arg-type]
+        posterior.update(classification_task())
+        found.append(snapshot(posterior))
+    assert same(*found)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("order", [(LAPLACE, VARIATIONAL), (VARIATIONAL, LAPLACE)], ids=["lv", "vl"])
+def test_engines_may_be_switched_between_tasks(order: tuple[ncl.LaplaceNCL, ncl.VariationalNCL]) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), order[0])
+    posterior.update(classification_task(1))
+    before = {name: state.logdet for name, state in posterior.blocks.items()}
+    report = posterior.update(classification_task(2), engine=order[1])
+    assert report.engine == type(order[1]).__name__
+    assert posterior.tasks == ("classes 1", "classes 2")
+    assert all(posterior.blocks[name].logdet > before[name] for name in before)
+
+
+def multi_head() -> ncl.BayesianNetwork:
+    torch.manual_seed(0)
+    net = ncl.MultiHead(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), [nn.Linear(6, 3) for _ in range(3)])
+    return ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+
+
+@pytest.mark.parametrize("engine", [LAPLACE, VARIATIONAL], ids=["laplace", "variational"])
+def test_heads_join_with_their_prior_and_keep_their_posterior(engine: object) -> None:
+    model = multi_head()
+    posterior = ncl.OnlinePosterior(model, engine)  # type: ignore[arg-type]
+    tasks = [ncl.Task(classification_task(k).train, name=f"t{k}", context={"head": k}) for k in range(3)]
+    posterior.update(tasks[0])
+    assert list(posterior.blocks) == ["body.0", "heads.0"]
+    first = snapshot(posterior)
+    posterior.update(tasks[1])
+    assert list(posterior.blocks) == ["body.0", "heads.0", "heads.1"]
+    second = snapshot(posterior)
+    assert all(torch.equal(a, b) for a, b in zip(first["heads.0"], second["heads.0"], strict=True))
+    assert not torch.equal(first["body.0"][0], second["body.0"][0])
+    assert posterior.predict(inputs(4, 5), head=1).probs.shape == (4, 3)
+    with pytest.raises(DataError, match="no head 7"):
+        posterior.predict(inputs(4, 5), head=7)
+
+
+def test_two_posteriors_do_not_meet_and_the_param_store_stays_empty() -> None:
+    pyro.clear_param_store()
+    model = classifier()
+    first, second = ncl.OnlinePosterior(model, LAPLACE), ncl.OnlinePosterior(model, LAPLACE)
+    first.update(classification_task(1))
+    before = snapshot(first)
+    second.update(classification_task(2))
+    assert same(before, snapshot(first))
+    assert len(pyro.get_param_store()) == 0
+    assert all(torch.equal(p, classifier().initial_values()[n]) for n, p in model.network.named_parameters())
+
+
+@pytest.mark.parametrize("engine", [LAPLACE, VARIATIONAL], ids=["laplace", "variational"])
+def test_any_pyro_model_works(engine: object) -> None:
+    for case in (gains(), rnn()):
+        posterior = ncl.OnlinePosterior(case.model, engine)  # type: ignore[arg-type]
+        report = posterior.update(ncl.Task(case.batch, name="zoo"))
+        assert report.steps == 30
+        assert set(posterior.mean()) == set(case.values)
+    assert "diagonal" in repr(learnt_gains())
+
+
+def learnt_gains() -> ncl.OnlinePosterior:
+    case = gains()
+    posterior = ncl.OnlinePosterior(case.model, LAPLACE)
+    posterior.update(ncl.Task(case.batch, name="gains"))
+    return posterior
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
+def test_an_update_that_fails_midway_changes_nothing(error: type[BaseException]) -> None:
+    posterior = learnt()
+    before, tasks = snapshot(posterior), posterior.tasks
+
+    def fail(progress: ncl.engines.Progress) -> None:
+        if progress.step == 7:
+            raise error
+
+    with pytest.raises(error):
+        posterior.update(classification_task(2), callbacks=[fail])
+    assert same(before, snapshot(posterior))
+    assert posterior.tasks == tasks
+
+
+# Densities, draws and predictions
+
+
+def test_log_prob_and_entropy_are_those_of_the_blocks() -> None:
+    posterior = learnt()
+    draws = posterior.sample(3)
+    expected = sum(
+        torch.distributions.MultivariateNormal(
+            s.loc.double().mT.reshape(-1), precision_matrix=torch.kron(s.precision.input, s.precision.output)
+        ).log_prob(s.block.pack(draws).double().mT.reshape(3, -1))
+        for s in posterior.blocks.values()
+    )
+    torch.testing.assert_close(posterior.log_prob(draws).double(), expected, rtol=1e-4, atol=1e-3)
+    many = posterior.sample(4000)
+    assert posterior.entropy() == pytest.approx(-float(posterior.log_prob(many).mean()), rel=0.02, abs=1.0)
+    with pytest.raises(ValuesError, match="no sites 'bogus'"):
+        posterior.log_prob({**draws, "bogus": torch.zeros(3)})
+
+
+def test_the_plug_in_prediction_is_the_network_at_the_mean() -> None:
+    posterior, x = learnt(), inputs(6, 5)
+    w = posterior.mean()
+    logits = F.linear(torch.tanh(F.linear(x, w["0.weight"], w["0.bias"])), w["2.weight"], w["2.bias"])
+    torch.testing.assert_close(posterior.predict(x).probs, F.softmax(logits, -1))
+
+
+def test_the_monte_carlo_prediction_averages_the_networks() -> None:
+    posterior, x = learnt(), inputs(6, 5)
+    found = posterior.predict(x, num_samples=20, generator=torch.Generator().manual_seed(1))
+    draws = posterior.sample(20, generator=torch.Generator().manual_seed(1))
+    probs = [
+        F.softmax(
+            F.linear(torch.tanh(F.linear(x, draws["0.weight"][i], draws["0.bias"][i])), draws["2.weight"][i])
+            + draws["2.bias"][i],
+            -1,
+        )
+        for i in range(20)
+    ]
+    torch.testing.assert_close(found.probs, torch.stack(probs).mean(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "likelihood", [ncl.Normal(0.3), ncl.Poisson(), ncl.Bernoulli()], ids=["normal", "poisson", "bern"]
+)
+def test_other_likelihoods_learn_and_predict_as_mixtures(likelihood: object) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = ncl.BayesianNetwork(net, likelihood, prior=dist.Normal(0.0, 0.5))  # type: ignore[arg-type]
+    x = inputs(50, 5)
+    y = labels(2, 50, 2).float()
+    posterior = ncl.OnlinePosterior(model, LAPLACE)
+    posterior.update(ncl.Task((x, y), name="y"))
+    mixture = posterior.predict(x[:7], num_samples=40, generator=torch.Generator().manual_seed(1))
+    draws = posterior.sample(40, generator=torch.Generator().manual_seed(1))
+    outs = [
+        F.linear(torch.tanh(F.linear(x[:7], draws["0.weight"][i], draws["0.bias"][i])), draws["2.weight"][i])
+        + draws["2.bias"][i]
+        for i in range(40)
+    ]
+    terms = torch.stack([likelihood.distribution(o).log_prob(y[:7]).sum(-1) for o in outs])  # type: ignore[attr-defined]
+    expected = torch.logsumexp(terms, 0) - torch.tensor(40.0).log()
+    torch.testing.assert_close(mixture.log_prob(y[:7]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_predicting_before_learning_is_an_error() -> None:
+    with pytest.raises(ModelError, match="call update"):
+        ncl.OnlinePosterior(classifier(), LAPLACE).predict(inputs(2, 5))
+
+
+def test_pyros_predictive_and_elbo_run_on_the_guide() -> None:
+    posterior = learnt()
+    x, y = classification_task().train
+    draws = Predictive(posterior.model, guide=posterior.guide, num_samples=5)(x)
+    assert draws["y"].shape == (5, 60)
+    loss = Trace_ELBO(num_particles=20).loss(posterior.model, posterior.guide, x, y)
+    prior = learnt_prior_kl(posterior)
+    fit = -float(posterior.predict(x).log_prob(y).sum())
+    assert fit < loss < fit + prior + 100
+    assert len(pyro.get_param_store()) == 0
+
+
+def learnt_prior_kl(posterior: ncl.OnlinePosterior) -> float:
+    total = 0.0
+    for state in posterior.blocks.values():
+        prior = dist.Normal(torch.zeros(state.loc.shape), 1.0).to_event(2)
+        total += float(torch.distributions.kl_divergence(state.distribution, prior))
+    return total
+
+
+def test_the_repr_tells_blocks_tasks_and_approximations() -> None:
+    text = repr(learnt_gains())
+    assert "LaplaceNCL" in text
+    assert "tasks seen: gains" in text
+    assert "gain: 4, diagonal (used by torch.Tensor.mul)" in text
+    assert "w: 4 x 5, Kronecker" in text
+
+
+# Files
+
+
+@pytest.mark.parametrize("engine", [LAPLACE, VARIATIONAL], ids=["laplace", "variational"])
+def test_save_and_load_give_the_same_posterior_back(tmp_path: Path, engine: object) -> None:
+    posterior = learnt(engine, tasks=2)  # type: ignore[arg-type]
+    posterior.save(tmp_path / "p")
+    back = ncl.OnlinePosterior.load(tmp_path / "p", classifier())
+    assert same(snapshot(posterior), snapshot(back))
+    assert back.engine == posterior.engine
+    assert back.tasks == posterior.tasks
+    assert back.log_evidence == posterior.log_evidence
+    posterior.update(classification_task(5))
+    back.update(classification_task(5))
+    assert same(snapshot(posterior), snapshot(back))
+
+
+def test_diagonal_blocks_are_saved_too(tmp_path: Path) -> None:
+    posterior = learnt_gains()
+    posterior.save(tmp_path / "p")
+    back = ncl.OnlinePosterior.load(tmp_path / "p", gains().model)
+    assert all(torch.equal(posterior.mean()[k], v) for k, v in back.mean().items())
+    assert torch.equal(posterior.blocks["gain"].precision, back.blocks["gain"].precision)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    learnt().save(path)
+    good = path.read_bytes()
+    model = classifier()
+    for cut in (0, 7, 200, len(good) - 1):
+        path.write_bytes(good[:cut])
+        with pytest.raises(FileError, match=r"truncated|no file"):
+            ncl.OnlinePosterior.load(path, model)
+    for at in (3, 60, 300, len(good) // 2, len(good) - 5):
+        flipped = bytearray(good)
+        flipped[at] ^= 0x10
+        path.write_bytes(bytes(flipped))
+        with pytest.raises(FileError, match=r"damaged|truncated|not write"):
+            ncl.OnlinePosterior.load(path, model)
+    path.write_bytes(b"PK\x03\x04 something else entirely")
+    with pytest.raises(FileError, match="not a file of nclbayes"):
+        ncl.OnlinePosterior.load(path, model)
+    with pytest.raises(FileError, match="no file"):
+        ncl.OnlinePosterior.load(tmp_path / "nowhere", model)
+
+
+def test_a_newer_format_and_another_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p"
+    posterior = learnt()
+    posterior.save(path)
+    other = ncl.BayesianNetwork(
+        nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3)), ncl.Categorical(), normal(())
+    )
+    with pytest.raises(
+        FileError, match=r"another model: its site '0\.weight' has shape \(8, 5\), the model's \(9, 5\)"
+    ):
+        ncl.OnlinePosterior.load(path, other)
+    monkeypatch.setattr("nclbayes.storage.FORMAT_VERSION", 2)
+    posterior.save(path)
+    monkeypatch.undo()
+    with pytest.raises(FileError, match="has format 2"):
+        ncl.OnlinePosterior.load(path, classifier())
+
+
+def test_a_wrong_engine_is_refused() -> None:
+    with pytest.raises(SettingError, match="LaplaceNCL"):
+        ncl.OnlinePosterior(classifier(), "laplace")  # type: ignore[arg-type]
