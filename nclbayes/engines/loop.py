@@ -133,8 +133,8 @@ def _check_finite(stepper: Stepper, task: str, step: int, cause: Exception) -> N
 
 def _diverged(what: str, task: str, step: int) -> NonFiniteError:
     return NonFiniteError(
-        f"{what} at step {step} of task '{task}'. The posterior is as it was before the update. Look at the data, lower "
-        "`lr`, or set `trust_radius`."
+        f"{what} at step {step} of task '{task}'. The posterior is as it was before the update. Look at the data, "
+        "lower `lr`, or set `trust_radius`."
     )
 
 

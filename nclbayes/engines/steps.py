@@ -52,10 +52,14 @@ class BlockSteps:
         Returns:
             M itself, not a copy; a step is ``theta - lr M``.
         """
-        g = self.state.block.pack(gradient)
-        natural = g * self._right if self._left is None else self._left @ g @ self._right
-        self._momentum.mul_(self._rho).add_(natural, alpha=-1 / examples)
-        return self._momentum.add_(self.theta - self.state.loc, alpha=self._pull)
+        g, m = self.state.block.pack(gradient), self._momentum
+        if self._left is None:
+            m.mul_(self._rho).addcmul_(g, self._right, value=-1 / examples)
+        elif g.ndim == 2:
+            torch.addmm(m, self._left @ g, self._right, beta=self._rho, alpha=-1 / examples, out=m)
+        else:
+            torch.baddbmm(m, self._left @ g, self._right, beta=self._rho, alpha=-1 / examples, out=m)
+        return m.add_(self.theta, alpha=self._pull).sub_(self.state.loc, alpha=self._pull)
 
 
 def take_step(

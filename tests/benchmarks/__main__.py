@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.benchmarks import fisher, sums
+from tests.benchmarks import engines, fisher, sums
 
 
 def main() -> None:
@@ -15,6 +15,8 @@ def main() -> None:
         label = "1" if threads == 1 else f"{threads} (default)"
         print(sums.run(label))
         print(fisher.run(label))
+        print(engines.run(label))
+        print(engines.run_recurrent(label))
     print(fisher.run_memory())
 
 

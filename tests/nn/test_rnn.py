@@ -77,8 +77,7 @@ def test_wrong_settings_and_inputs_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["laplace", "variational"])
-def test_two_sequence_tasks_are_learnt_without_forgetting(engine: str) -> None:
+def test_two_sequence_tasks_are_learnt_without_forgetting() -> None:
     """Report the sign of the first or of the second input's sum; plain SGD forgets the first rule."""
 
     def task(which: int, seed: int) -> ncl.Task:
@@ -103,20 +102,18 @@ def test_two_sequence_tasks_are_learnt_without_forgetting(engine: str) -> None:
     torch.manual_seed(0)
     net = Net()
     tasks = [task(0, 1), task(1, 2)]
-    common = {"steps": 1500, "batch_size": 100, "lr": 0.02}
-    settings = ncl.LaplaceNCL(**common) if engine == "laplace" else ncl.VariationalNCL(**common, beta=0.02)  # type: ignore[arg-type]
+    settings = ncl.LaplaceNCL(steps=1500, batch_size=100, lr=0.01)
     rises = []
     for retain in (True, False):
         model = ncl.BayesianNetwork(net, ncl.Normal(0.5), prior=dist.Normal(0.0, 1.0))
         posterior = ncl.OnlinePosterior(model, settings)
         posterior.update(tasks[0])
         before = loss(posterior, tasks[0])
-        assert before < 0.35
+        assert before < 0.05
         if not retain:
-            # plain SGD: the same network goes on with a prior that has seen nothing
-            again = ncl.BayesianNetwork(net, ncl.Normal(0.5), prior=dist.Normal(0.0, 1.0))
-            posterior = ncl.OnlinePosterior(again, ncl.LaplaceNCL(**common), initial=posterior.mean())  # type: ignore[arg-type]
+            # plain SGD: the same weights go on with a prior that has seen nothing
+            posterior = ncl.OnlinePosterior(model, settings, initial=posterior.mean())
         posterior.update(tasks[1])
-        assert loss(posterior, tasks[1]) < 0.6
+        assert loss(posterior, tasks[1]) < 0.2
         rises.append(loss(posterior, tasks[0]) - before)
     assert rises[0] < 0.2 * rises[1], rises

@@ -1,0 +1,139 @@
+"""Steps of the engines on 784-400-400-10 against plain torch, and predictions against a loop over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import nclbayes as ncl
+from tests.benchmarks.fisher import BATCH, EXAMPLES, batches, network
+from tests.benchmarks.timing import best_times, table
+
+STEPS = 60
+
+
+def task() -> ncl.Task:
+    x, y = (torch.cat(parts) for parts in zip(*batches(EXAMPLES), strict=True))
+    return ncl.Task((x, y), name="random")
+
+
+def plain_steps(net: nn.Module, data: list[tuple[Tensor, Tensor]], inverses: list[tuple[Tensor, Tensor]]) -> None:
+    """Forward, backward, and the bare two-sided products of the same shapes."""
+    for i in range(STEPS):
+        x, y = data[i % 40]
+        net.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        for (left, right), layer in zip(inverses, (net[0], net[2], net[4]), strict=True):  # type: ignore[index]
+            g = torch.cat([layer.weight.grad, layer.bias.grad.unsqueeze(-1)], -1)
+            _ = left @ g @ right
+
+
+def steps_only(engine: ncl.engines.Engine, posterior: ncl.OnlinePosterior, t: ncl.Task) -> Callable[[], object]:
+    """An engine's steps without what it does once for each task."""
+    from nclbayes.engines.laplace import LaplaceStepper
+    from nclbayes.engines.likelihood import LogLikelihood
+    from nclbayes.engines.loop import run_loop
+    from nclbayes.engines.variational import VariationalStepper
+
+    problems: list[object] = []
+
+    class Catch(type(engine)):  # type: ignore[misc]
+        def run(self, problem: object) -> object:
+            problems.append(problem)
+            raise KeyboardInterrupt
+
+    catcher = Catch(**engine.to_dict())
+    try:
+        posterior.update(t, engine=catcher)
+    except KeyboardInterrupt:
+        pass
+    problem = problems[0]
+    if isinstance(engine, ncl.LaplaceNCL):
+        likelihood = LogLikelihood(problem.model, {}, problem.fixed)  # type: ignore[attr-defined]
+        stepper: object = LaplaceStepper(engine, likelihood, problem.states, problem.start, t.size)  # type: ignore[attr-defined]
+    else:
+        stepper = VariationalStepper(engine, problem)  # type: ignore[arg-type]
+    device, generator = torch.device("cpu"), torch.Generator().manual_seed(0)
+    return lambda: run_loop(stepper, t, engine, device, generator, progress=False)  # type: ignore[arg-type]
+
+
+def run(threads: str) -> str:
+    net, data, t = network(), batches(EXAMPLES), task()
+    model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    laplace = ncl.LaplaceNCL(steps=STEPS, batch_size=BATCH, lr=1e-4)
+    variational = ncl.VariationalNCL(steps=STEPS, batch_size=BATCH, lr=1e-4, refresh_every=10_000)
+    posterior = ncl.OnlinePosterior(model, laplace)
+    posterior.update(t, progress=False)
+    inverses = [(torch.eye(m), torch.eye(n)) for m, n in ((400, 785), (400, 401), (10, 401))]
+    times = best_times(
+        {
+            "plain step + bare products": lambda: plain_steps(net, data, inverses),
+            "Laplace-NCL step": steps_only(laplace, posterior, t),
+            "variational NCL step, one particle": steps_only(variational, posterior, t),
+        },
+        rounds=4,
+    )
+    base = times["plain step + bare products"]
+    rows = [(name, threads, f"{1e3 * s / STEPS:.2f} ms", f"{s / base:.2f}") for name, s in times.items()]
+    ratio = times["variational NCL step, one particle"] / times["Laplace-NCL step"]
+    title = f"Engine steps on 784-400-400-10, batch {BATCH} (variational / Laplace: {ratio:.2f})"
+    return (
+        table(title, ("what", "threads", "a step", "times plain"), rows) + "\n" + predictions(posterior, net, threads)
+    )
+
+
+def predictions(posterior: ncl.OnlinePosterior, net: nn.Module, threads: str) -> str:
+    x = batches(1000)[0][0]
+
+    def loop() -> Tensor:
+        draws = posterior.sample(32)
+        with torch.no_grad():
+            outs = [functional_call(net, {k: v[i] for k, v in draws.items()}, (x,)).softmax(-1) for i in range(32)]
+        return torch.stack(outs).mean(0)
+
+    times = best_times({"loop": loop, "predict": lambda: posterior.predict(x, num_samples=32)}, rounds=4)
+    rows = [(name, threads, f"{1e3 * s:.1f} ms", f"{s / times['loop']:.2f}") for name, s in times.items()]
+    return table("predict(num_samples=32) of 256 inputs", ("what", "threads", "time", "times a loop"), rows)
+
+
+def run_recurrent(threads: str) -> str:
+    """256 units, 100 steps, batch 32: a Laplace-NCL step against a plain loop with its backward pass."""
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.core, self.out = ncl.nn.RNN(11, 256, leak=0.2), nn.Linear(256, 3, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.core(x))
+
+    net = Net()
+    x, y = torch.randn(320, 100, 11), torch.randn(320, 100, 3)
+    t = ncl.Task((x, y), name="noise")
+    model = ncl.BayesianNetwork(net, ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+    engine = ncl.LaplaceNCL(steps=10, batch_size=32, lr=1e-5)
+    posterior = ncl.OnlinePosterior(model, engine)
+    posterior.update(t, progress=False)
+    products = [(torch.eye(256), torch.eye(267)), (torch.eye(3), torch.eye(256))]
+    weights = [net.core.weight, net.out.weight]
+
+    def plain() -> None:
+        for i in range(10):
+            r, outs = torch.zeros(32, 256), []
+            for step in range(100):
+                h = F.linear(torch.cat([r, x[32 * i : 32 * i + 32, step]], -1), net.core.weight)
+                r = 0.8 * r + 0.2 * F.relu(h)
+                outs.append(r)
+            loss = (net.out(torch.stack(outs, 1)) - y[32 * i : 32 * i + 32]).square().sum() / 2
+            for (left, right), g in zip(products, torch.autograd.grad(loss, weights), strict=True):
+                _ = left @ g @ right
+
+    times = best_times({"plain loop": plain, "Laplace-NCL": steps_only(engine, posterior, t)}, rounds=4)
+    rows = [(n, threads, f"{10 / s:.1f}", f"{s / times['plain loop']:.2f}") for n, s in times.items()]
+    return table("RNN: 256 units, 100 time steps, batch 32", ("what", "threads", "steps a second", "times plain"), rows)
