@@ -274,10 +274,10 @@ class OnlinePosterior:
         """The joint log density of weights.
 
         Args:
-            values: For every site of the posterior, [*samples, ...].
+            values: For every site of the posterior, ``[*samples, ...]``.
 
         Returns:
-            [*samples].
+            ``[*samples]``.
 
         Raises:
             ValuesError: If a site is missing, misshapen, or unknown.

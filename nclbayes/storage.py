@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,9 +56,9 @@ def write_file(
     seal = str(zlib.crc32(content.encode()))
     header = json.dumps({"__metadata__": {_KEY: content, "seal": seal}, **entries}).encode()
     header += b" " * (-len(header) % 8)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = target.parent / f".{target.name}.{os.getpid()}"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(struct.pack("<Q", len(header)))
             file.write(header)
             for name in names:
@@ -68,10 +67,10 @@ def write_file(
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise FileError(f"Could not write '{target}': {error}. A file that was there before is untouched.") from error
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

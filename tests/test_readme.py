@@ -23,7 +23,8 @@ def test_the_snippets_run_in_order(capsys: object) -> None:
     for snippet in fenced("python"):
         exec(compile(snippet, "README.md", "exec"), namespace)
     torch.set_rng_state(state)
-    assert namespace["posterior"].input.shape == (21, 21)  # type: ignore[attr-defined]
+    assert namespace["posterior"].tasks == ("task 0", "task 1", "task 2", "again")  # type: ignore[attr-defined]
+    assert "KroneckerNormal" in repr(namespace["q"])
 
 
 def test_ci_calls_the_readmes_only_command() -> None:

@@ -219,13 +219,11 @@ def _base(fn: Any) -> Any:
 
 
 def _masks(fn: Any) -> Iterator[tuple[Tensor | bool, int]]:
-    """The masks wrapped around the base, each with the number of dimensions to its right."""
-    dims = 0
-    while isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
+    """The masks wrapped around the base, each with the number of the base's batch dimensions to its right."""
+    base = _base(fn)
+    while fn is not base:
         if isinstance(fn, dist.MaskedDistribution):
-            yield fn._mask, dims
-        else:
-            dims += fn.reinterpreted_batch_ndims
+            yield fn._mask, len(base.batch_shape) - len(fn.batch_shape)
         fn = fn.base_dist
 
 

@@ -317,6 +317,20 @@ def test_masked_examples_add_nothing_to_the_gradients(kind: str) -> None:
     torch.testing.assert_close(masked.output, alone.output, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["mask inside the event", "mask around part of the event"])
+def test_masked_steps_add_nothing_to_the_exact_gradients(inside: bool) -> None:
+    keep = torch.arange(4) < torch.tensor([4, 1, 3])[:, None]
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", normal((5, 2)))
+        fn = dist.Normal(x @ w, 1.0)
+        fn = fn.mask(keep.unsqueeze(-1)).to_event(2) if inside else fn.to_event(1).mask(keep).to_event(1)
+        pyro.sample("y", fn, obs=y)
+
+    exact = ncl.fisher(model, random_values({"w": (5, 2)}), (inputs(3, 4, 5), inputs(3, 4, 2)), kind="exact")["w"]
+    torch.testing.assert_close(exact.output, 8 * torch.eye(2).double())
+
+
 def test_a_plate_changes_nothing() -> None:
     plain, plated = ZOO["pyro_mlp"](), ZOO["pyro_mlp_plate"]()
     assert_same(compute(plain, kind="exact"), compute(plated, kind="exact"), rtol=1e-6)

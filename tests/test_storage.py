@@ -1,0 +1,59 @@
+"""Files that are complete or not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nclbayes.errors import FileError
+from nclbayes.storage import read_file, write_file
+
+
+def test_a_file_is_plain_safetensors_and_comes_back(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.randn(3, 4),
+        "b": torch.randn(5, dtype=torch.float64),
+        "scalar": torch.tensor(1.5),
+        "transposed": torch.randn(3, 2).T,
+        "bytes": torch.arange(7, dtype=torch.uint8),
+    }
+    write_file(tmp_path / "f", "thing", tensors, {"x": [1, 2], "y": None})
+    found, settings = read_file(tmp_path / "f", "thing")
+    assert settings == {"x": [1, 2], "y": None}
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(load_file(tmp_path / "f")[name], tensor) for name, tensor in tensors.items())
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+    with pytest.raises(FileError, match="holds a thing, not a posterior"):
+        read_file(tmp_path / "f", "posterior")
+
+
+def test_a_write_that_fails_midway_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    write_file(path, "thing", {"a": torch.ones(10)}, {})
+    child = textwrap.dedent(f"""
+        import resource, signal, torch
+        from nclbayes.errors import FileError
+        from nclbayes.storage import write_file
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            write_file({str(path)!r}, "thing", {{"a": torch.ones(1_000_000)}}, {{}})
+        except FileError as error:
+            print(error)
+    """)
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
+    assert "Could not write" in done.stdout
+    assert "untouched" in done.stdout
+    assert torch.equal(read_file(path, "thing")[0]["a"], torch.ones(10))
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="nowhere"):
+        write_file(tmp_path / "nowhere" / "f", "thing", {}, {})

@@ -1,0 +1,88 @@
+"""Tasks: four kinds of data source, order, and refusals."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import nclbayes as ncl
+from nclbayes.errors import DataError, SettingError
+
+X, Y = torch.arange(10.0).unsqueeze(-1), torch.arange(10)
+
+
+class Squares(Dataset[tuple[Tensor, Tensor]]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index], Y[index]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize(
+    "source", [(X, Y), Squares(), TensorDataset(X, Y)], ids=["tensors", "dataset", "tensor dataset"]
+)
+def test_finite_data_are_used_once_in_an_epoch(source: object) -> None:
+    task = ncl.Task(source, name="t")
+    assert task.size == 10
+    first = [y for _, y in islice(task.batches(5, generator()), 4)]
+    for epoch in (first[:2], first[2:]):
+        assert sorted(torch.cat(epoch).tolist()) == list(range(10))
+    assert torch.cat(first[:2]).tolist() != torch.cat(first[2:]).tolist()
+    again = [y for _, y in islice(task.batches(5, generator()), 4)]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert torch.equal(torch.cat([y for _, y in task.epoch(4)]), Y)
+    assert sum(len(y) for _, y in task.epoch(4, generator(), size=7)) == 7
+
+
+def test_a_short_last_batch_is_left_out_unless_it_is_the_only_one() -> None:
+    task = ncl.Task((X, Y), name="t")
+    assert [len(y) for _, y in islice(task.batches(4, generator()), 4)] == [4, 4, 4, 4]
+    assert [len(y) for _, y in islice(task.batches(64, generator()), 2)] == [10, 10]
+
+
+def test_a_data_loader_keeps_its_own_batches() -> None:
+    task = ncl.Task(DataLoader(TensorDataset(X, Y), batch_size=3), name="t")
+    assert task.size == 10
+    assert [len(y) for _, y in islice(task.batches(99, generator()), 5)] == [3, 3, 3, 1, 3]
+    assert torch.equal(torch.cat([y for _, y in task.epoch(99)]), Y)
+
+
+def test_a_sampler_makes_endless_data_of_a_given_size() -> None:
+    def sampler(count: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(count, 2, generator=g)
+        return x, x.sum(-1)
+
+    task = ncl.Task(sampler, name="t", size=1000)
+    first, second = (list(islice(task.batches(4, generator()), 3)) for _ in range(2))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0][0], first[1][0])
+    assert [len(y) for _, y in task.epoch(400, generator())] == [400, 400, 200]
+    with pytest.raises(SettingError, match="give its `size`"):
+        ncl.Task(sampler, name="t")
+
+
+def test_test_data_and_their_absence() -> None:
+    task = ncl.Task((X, Y), (X[:3], Y[:3]), name="t")
+    assert torch.equal(torch.cat([y for _, y in task.epoch(2, test=True)]), Y[:3])
+    with pytest.raises(DataError, match="'t' has no test data"):
+        list(ncl.Task((X, Y), name="t").epoch(2, test=True))
+
+
+def test_bad_data_are_refused_by_name() -> None:
+    with pytest.raises(DataError, match="'t' is empty"):
+        ncl.Task((X[:0], Y[:0]), name="t")
+    with pytest.raises(DataError, match=r"different lengths: \[10, 9\]"):
+        ncl.Task((X, Y[:9]), name="t")
+    with pytest.raises(SettingError, match="are a str"):
+        ncl.Task("mnist", name="t")
+    with pytest.raises(DataError, match="0 examples"):
+        ncl.Task((X, Y), name="t", size=0)
