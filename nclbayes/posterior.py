@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from nclbayes.blocks import KroneckerBlock, find_blocks
 from nclbayes.engines import ENGINES
 from nclbayes.engines.base import Engine, Outcome, Problem
+from nclbayes.engines.checkpoint import Checkpoint, identity
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
 from nclbayes.prediction import predictive, predictive_mixture
@@ -116,6 +118,8 @@ class OnlinePosterior:
         engine: Engine | None = None,
         progress: bool | None = None,
         generator: torch.Generator | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 200,
         callbacks: Sequence[Callback] = (),
     ) -> UpdateReport:
         """Learn a task. If anything goes wrong, the posterior stays exactly as it was.
@@ -125,6 +129,9 @@ class OnlinePosterior:
             engine: How, if not by the posterior's own engine.
             progress: Whether to show a bar; by default only on a terminal.
             generator: Decides every draw of this update.
+            checkpoint: A file to keep snapshots in. If the update is killed, the same call on the same posterior goes
+                on from the last snapshot and ends in the same posterior. The file is removed when the update is done.
+            checkpoint_every: How many steps lie between snapshots.
             callbacks: Called after each step.
 
         Returns:
@@ -134,6 +141,12 @@ class OnlinePosterior:
         generator = self.generator if generator is None else generator
         run = self._look(task, engine.batch_size)
         touched, start = self._gather(run, generator)
+        if checkpoint_every < 1:
+            raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
+        snapshots = None
+        if checkpoint is not None:
+            update = identity(task.name, task.size, type(engine).__name__, engine.to_dict(), touched)
+            snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
         learnt = {site for state in touched.values() for site in state.block.sites}
         outcome = engine.run(
             Problem(
@@ -147,9 +160,13 @@ class OnlinePosterior:
                 generator=generator,
                 progress=progress,
                 callbacks=tuple(callbacks),
+                checkpoint=snapshots,
             )
         )
-        return self._commit(task, engine, run, outcome)
+        report = self._commit(task, engine, run, outcome)
+        if snapshots is not None:
+            snapshots.clear()
+        return report
 
     def predict(
         self, *inputs: Any, num_samples: int | None = None, generator: torch.Generator | None = None, **context: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from nclbayes.errors import DataError, SettingError
+from nclbayes.randomness import drawing_from
 
 Sampler = Callable[[int, torch.Generator], Any]
 Source = Any
@@ -64,7 +66,7 @@ class Task:
     def __repr__(self) -> str:
         return f"Task({self.name!r}, size={self.size}, context={self.context})"
 
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    def batches(self, batch_size: int, generator: torch.Generator) -> Batches:
         """Training batches without end; each example is used once before any is used again.
 
         The last batch of an epoch is left out if it is short (unless it is the only one), so that all batches weigh the
@@ -74,22 +76,10 @@ class Task:
             batch_size: Examples a batch.
             generator: Decides the order.
 
-        Yields:
-            Batches.
+        Returns:
+            An endless iterator, which can be stopped and taken up again.
         """
-        if isinstance(self.train, DataLoader):
-            while True:
-                yield from (tuple(batch) for batch in self.train)
-        if not _is_finite(self.train):
-            while True:
-                yield tuple(self.train(batch_size, generator))
-        count = _length(self.train)
-        assert count is not None
-        usable = count - count % batch_size if count > batch_size else count
-        while True:
-            order = torch.randperm(count, generator=generator, device=generator.device)
-            for index in order[:usable].split(batch_size):
-                yield _pick(self.train, index)
+        return Batches(self.train, batch_size, generator)
 
     def epoch(
         self, batch_size: int, generator: torch.Generator | None = None, size: int | None = None, test: bool = False
@@ -134,6 +124,66 @@ class Task:
                 order = torch.arange(count, device="cpu")
             for index in order.split(batch_size):
                 yield _pick(source, index)
+
+
+class Batches:
+    """An endless iterator over a source's batches whose place can be saved and found again.
+
+    Args:
+        source: Where the batches come from.
+        batch_size: Examples a batch.
+        generator: Decides the order.
+    """
+
+    def __init__(self, source: Source, batch_size: int, generator: torch.Generator) -> None:
+        self._source, self._batch_size, self._generator = source, batch_size, generator
+        self._epoch: Iterator[tuple[Any, ...]] = iter(())
+        self._epoch_start = generator.get_state()
+        self._position = 0
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> tuple[Any, ...]:
+        batch = next(self._epoch, None)
+        if batch is None:
+            self._start_epoch()
+            batch = next(self._epoch)
+        self._position += 1
+        return batch
+
+    def place(self) -> dict[str, Tensor]:
+        """Where the iterator is: the generator's state at the start of the epoch, and the batches taken since."""
+        return {"epoch": self._epoch_start, "position": torch.tensor(self._position, device="cpu")}
+
+    def seek(self, place: Mapping[str, Tensor]) -> None:
+        """Go back to a place; the generator is left in the state that it has at that epoch's start.
+
+        Args:
+            place: From :meth:`place`.
+        """
+        self._generator.set_state(place["epoch"])
+        self._start_epoch()
+        for _ in range(int(place["position"])):
+            next(self)
+
+    def _start_epoch(self) -> None:
+        self._epoch_start, self._position = self._generator.get_state(), 0
+        source, generator = self._source, self._generator
+        if isinstance(source, DataLoader):
+            # A loader shuffles by the global generator, when its first batch is asked for.
+            with drawing_from(generator, torch.device("cpu")):
+                loader = iter(source)
+                first = next(loader)
+            self._epoch = (tuple(batch) for batch in chain([first], loader))
+        elif not _is_finite(source):
+            self._epoch = (tuple(source(self._batch_size, generator)) for _ in iter(int, 1))
+        else:
+            count = _length(source)
+            assert count is not None
+            usable = count - count % self._batch_size if count > self._batch_size else count
+            order = torch.randperm(count, generator=generator, device=generator.device)[:usable]
+            self._epoch = (_pick(source, index) for index in order.split(self._batch_size))
 
 
 def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.loop import Callback, History
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.state import State
@@ -31,6 +32,7 @@ class Problem:
         generator: Decides every draw.
         progress: Whether to show a bar; None: on a terminal.
         callbacks: Called after each step.
+        checkpoint: Where to keep the loop's state, if anywhere.
     """
 
     model: Model
@@ -43,6 +45,7 @@ class Problem:
     generator: torch.Generator
     progress: bool | None
     callbacks: tuple[Callback, ...]
+    checkpoint: Checkpoint | None
 
 
 @dataclass(frozen=True)

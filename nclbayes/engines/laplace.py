@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from nclbayes.engines.likelihood import LogLikelihood, log_likelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.fisher import FisherAccumulator
+from nclbayes.fisher.sums import under
 from nclbayes.kronecker import KroneckerSum, SumRule
 from nclbayes.state import State
 from nclbayes.task import to_device
@@ -55,6 +57,7 @@ class LaplaceNCL(Engine):
             problem.generator,
             progress=problem.progress,
             callbacks=problem.callbacks,
+            checkpoint=problem.checkpoint,
         )
         theta = stepper.matrices()
         accumulator = FisherAccumulator(
@@ -129,6 +132,19 @@ class LaplaceStepper:
         value, gradient, examples = self._likelihood(batch, self._leaves)
         take_step(self._blocks, gradient, examples, lr, self._settings)
         return -value / examples
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes with the steps."""
+        return {f"{s.state.block.name}.{part}": t for s in self._blocks for part, t in s.tensors().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        for steps in self._blocks:
+            steps.restore(under(tensors, f"{steps.state.block.name}."))
 
     def matrices(self) -> dict[str, Tensor]:
         """The present theta of each block."""

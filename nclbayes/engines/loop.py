@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
 from tqdm import tqdm
 
+from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import NonFiniteError
-from nclbayes.task import Task, to_device
+from nclbayes.fisher.sums import under
+from nclbayes.task import Batches, Task, to_device
 
 # The running loss, for the progress bar and for early stopping, forgets with this rate.
 _FORGET = 0.02
@@ -52,6 +54,12 @@ class Stepper(Protocol):
     def values(self) -> dict[str, torch.Tensor]:
         """The present weights, by site."""
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that changes with the steps."""
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take up what `tensors` gave."""
+
 
 @dataclass
 class History:
@@ -63,9 +71,9 @@ class History:
         stopped_early: Whether it stopped before its last step.
     """
 
-    losses: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    stopped_early: bool = False
+    losses: list[float]
+    seconds: float
+    stopped_early: bool
 
 
 def run_loop(
@@ -77,6 +85,7 @@ def run_loop(
     *,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
+    checkpoint: Checkpoint | None = None,
 ) -> History:
     """Take an engine's steps over a task.
 
@@ -88,6 +97,7 @@ def run_loop(
         generator: Decides their order.
         progress: Whether to show a bar; by default only on a terminal.
         callbacks: Called after each step.
+        checkpoint: Where to keep snapshots, if anywhere; the loop goes on from the last one there.
 
     Returns:
         The losses and the time.
@@ -95,35 +105,80 @@ def run_loop(
     Raises:
         NonFiniteError: If a loss is NaN or infinite.
     """
-    history, total = History(), settings.num_steps(task.size)
-    running, best, best_step = math.nan, math.inf, 0
+    total = settings.num_steps(task.size)
+    batches = task.batches(settings.batch_size, generator)
+    place = _Place()
+    if checkpoint is not None:
+        place = _resume(checkpoint, stepper, batches, generator)
     show = sys.stderr.isatty() if progress is None else progress
     started = time.perf_counter()
-    with _flushing_denormals(), tqdm(total=total, desc=task.name, disable=not show, leave=False) as bar:
-        for step, batch in _numbered(task.batches(settings.batch_size, generator), total):
+    with (
+        _flushing_denormals(),
+        tqdm(total=total, initial=place.step, desc=task.name, disable=not show, leave=False) as bar,
+    ):
+        for step in range(place.step + 1, total + 1):
             lr = settings.lr * (1.0 if settings.schedule is None else settings.schedule((step - 1) / total))
-            try:
-                loss = stepper.step(to_device(batch, device), lr)
-            except ValueError as error:
-                # A distribution refuses NaN in its parameters before there is a loss.
-                _check_finite(stepper, task.name, step, error)
-                raise
-            if not math.isfinite(loss):
-                raise _diverged(f"The loss became {loss}", task.name, step)
-            history.losses.append(loss)
-            running = loss if step == 1 else (1 - _FORGET) * running + _FORGET * loss
-            bar.set_postfix(loss=f"{running:.4g}", refresh=False)
+            loss = _guarded_step(stepper, to_device(next(batches), device), lr, task.name, step)
+            place.advance(step, loss)
+            bar.set_postfix(loss=f"{place.running:.4g}", refresh=False)
             bar.update()
             for callback in callbacks:
                 callback(Progress(step, total, loss, stepper.values))
-            if settings.patience is not None:
-                if running < best - _BETTER * abs(best) or not math.isfinite(best):
-                    best, best_step = running, step
-                elif step - best_step >= settings.patience:
-                    history.stopped_early = True
-                    break
-    history.seconds = time.perf_counter() - started
-    return history
+            if checkpoint is not None and step % checkpoint.every == 0 and step < total:
+                _snapshot(checkpoint, place, stepper, batches, generator)
+            if settings.patience is not None and step - place.best_step >= settings.patience:
+                break
+    return History(place.losses, time.perf_counter() - started, stopped_early=place.step < total)
+
+
+@dataclass
+class _Place:
+    """How far the loop is."""
+
+    step: int = 0
+    running: float = math.nan
+    best: float = math.inf
+    best_step: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    def advance(self, step: int, loss: float) -> None:
+        self.step = step
+        self.losses.append(loss)
+        self.running = loss if step == 1 else (1 - _FORGET) * self.running + _FORGET * loss
+        if not math.isfinite(self.best) or self.running < self.best - _BETTER * abs(self.best):
+            self.best, self.best_step = self.running, step
+
+
+def _snapshot(
+    checkpoint: Checkpoint, place: _Place, stepper: Stepper, batches: Batches, generator: torch.Generator
+) -> None:
+    tensors = {f"stepper.{name}": tensor for name, tensor in stepper.tensors().items()}
+    tensors |= {f"batches.{name}": tensor for name, tensor in batches.place().items()}
+    checkpoint.save(tensors | {"generator": generator.get_state()}, {"place": asdict(place)})
+
+
+def _resume(checkpoint: Checkpoint, stepper: Stepper, batches: Batches, generator: torch.Generator) -> _Place:
+    found = checkpoint.load()
+    if found is None:
+        return _Place()
+    tensors, settings = found
+    stepper.restore(under(tensors, "stepper."))
+    batches.seek(under(tensors, "batches."))
+    generator.set_state(tensors["generator"])
+    return _Place(**settings["place"])
+
+
+def _guarded_step(stepper: Stepper, batch: tuple[Any, ...], lr: float, task: str, step: int) -> float:
+    """One step, or an error that says where numbers ceased to be finite."""
+    try:
+        loss = stepper.step(batch, lr)
+    except ValueError as error:
+        # A distribution refuses NaN in its parameters before there is a loss.
+        _check_finite(stepper, task, step, error)
+        raise
+    if not math.isfinite(loss):
+        raise _diverged(f"The loss became {loss}", task, step)
+    return loss
 
 
 @contextmanager
@@ -148,8 +203,3 @@ def _diverged(what: str, task: str, step: int) -> NonFiniteError:
         f"{what} at step {step} of task '{task}'. The posterior is as it was before the update. Look at the data, "
         "lower `lr`, or set `trust_radius`."
     )
-
-
-def _numbered(batches: Iterator[tuple[Any, ...]], total: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    for step in range(1, total + 1):
-        yield step, next(batches)

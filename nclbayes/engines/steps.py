@@ -42,6 +42,19 @@ class BlockSteps:
         else:
             self._left, self._right = damped[1].to(dtype), (tau * damped[0]).to(dtype)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Iterate and momentum."""
+        return {"theta": self.theta, "momentum": self._momentum}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        self.theta.copy_(tensors["theta"])
+        self._momentum.copy_(tensors["momentum"])
+
     def direction(self, gradient: Mapping[str, Tensor], examples: int) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,10 @@ from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.errors import SettingError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
-from nclbayes.fisher.randomness import drawing_from
+from nclbayes.fisher.sums import under
 from nclbayes.kronecker import KroneckerSum, SumRule
-from nclbayes.state import KroneckerState, State, narrowed
+from nclbayes.randomness import drawing_from
+from nclbayes.state import KroneckerState, State, narrowed, state_from, state_settings, state_tensors
 from nclbayes.watch import watch
 
 # Growing weights are brought back to 1 when they pass this.
@@ -75,6 +77,7 @@ class VariationalNCL(Engine):
             problem.generator,
             progress=problem.progress,
             callbacks=problem.callbacks,
+            checkpoint=problem.checkpoint,
         )
         after = stepper.posterior()
         return Outcome(
@@ -144,6 +147,35 @@ class VariationalStepper:
         if self._taken % self._settings.refresh_every == 0 or self._taken in (1, 2, 4, 8, 16, 32):
             self._refresh()
         return -fit / examples
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes with the steps, the Gaussian that samples come from included."""
+        found = {"weight": torch.tensor([self._weight, self._taken], dtype=torch.float64, device="cpu")}
+        for steps in self._blocks:
+            name = steps.state.block.name
+            parts = steps.tensors() | {f"sampler.{k}": t for k, t in state_tensors(self._sampler[name]).items()}
+            found |= {f"block.{name}.{part}": tensor for part, tensor in parts.items()}
+        return found | {f"fisher.{name}": tensor for name, tensor in self._fisher.tensors().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        weight, taken = tensors["weight"]
+        self._weight, self._taken = float(weight), int(taken)
+        for steps in self._blocks:
+            name, device = steps.state.block.name, steps.theta.device
+            parts = under(tensors, f"block.{name}.")
+            steps.restore(parts)
+            sampler = {part: tensor.to(device) for part, tensor in under(parts, "sampler.").items()}
+            self._sampler[name] = state_from(state_settings(steps.state), sampler)
+        self._fisher.restore(
+            under(tensors, "fisher."),
+            {steps.state.block.name: steps.state.block for steps in self._blocks},
+            {steps.state.block.name: steps.theta for steps in self._blocks},
+        )
 
     def posterior(self) -> dict[str, State]:
         """Lambda_{k-1} + w_i Fbar around the present mean, for the blocks that the likelihood depends on."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.per_example import squared_scores
-from nclbayes.fisher.randomness import drawing_from
-from nclbayes.fisher.sums import BlockSums, KroneckerFisher
+from nclbayes.fisher.sums import BlockSums, KroneckerFisher, under
 from nclbayes.fisher.targets import FisherKind, Target, as_observed, draw, enumerate_targets, score, temper
+from nclbayes.randomness import drawing_from
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
 from nclbayes.watch.run import Batch, Model
 
@@ -177,6 +177,32 @@ class FisherAccumulator:
             found[name] = DiagonalFisher(squares * (scale / self.samples), self.examples)
         self._check_finite()
         return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is summed, to be restored exactly."""
+        found = {"examples": torch.tensor(self.examples, dtype=torch.float64, device="cpu")}
+        for name, sums in self._sums.items():
+            found |= {f"kronecker.{name}.{part}": tensor for part, tensor in sums.tensors().items()}
+        return found | {f"diagonal.{name}": squares for name, squares in self._diagonal.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor], blocks: Mapping[str, Block], like: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+            blocks: The blocks, by name.
+            like: A tensor of the rows' dtype and device for each block.
+        """
+        self.examples = float(tensors["examples"])
+        for name, block in blocks.items():
+            summed = under(tensors, f"kronecker.{name}.")
+            if summed and isinstance(block, KroneckerBlock):
+                self.blocks[name] = block
+                self._sums[name] = BlockSums(block, like[name].dtype, like[name].device)
+                self._sums[name].restore(summed)
+            elif f"diagonal.{name}" in tensors:
+                self.blocks[name] = block
+                self._diagonal[name] = tensors[f"diagonal.{name}"].to(like[name].device)
 
     def _meet(self, run: ModelRun) -> list[Block]:
         """The run's blocks; they must be those of earlier runs, or new."""

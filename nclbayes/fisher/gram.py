@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -75,6 +76,27 @@ class GramSum:
             whole[..., i:j, j:] = rest
             whole[..., j:, i:j] = rest.mT
         return whole
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that it holds, to be restored exactly."""
+        counts = torch.tensor([self._held, self._summed], device="cpu")
+        return {
+            "rows": self._rows[..., : self._held, :],
+            "partial": self._partial,
+            "total": self._total,
+            "counts": counts,
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        self._held, self._summed = (int(c) for c in tensors["counts"])
+        self._rows[..., : self._held, :] = tensors["rows"]
+        self._partial.copy_(tensors["partial"])
+        self._total.copy_(tensors["total"])
 
     def is_finite(self) -> bool:
         """Whether no row that has been multiplied held NaN or infinity."""

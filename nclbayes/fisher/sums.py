@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -122,6 +123,35 @@ class BlockSums:
         rtol = max(A.shape[-1], G.shape[-1]) * torch.finfo(self._dtype).eps
         return KroneckerFisher(A, G, rows, examples, rtol)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is summed, to be restored exactly."""
+        found = {"column": torch.as_tensor(self._column, dtype=torch.float64)}
+        sides = {"straight": self._straight, "exchanged": self._exchanged}
+        counts = [float(self._corner)]
+        for side, sums in sides.items():
+            counts.append(-1.0 if sums is None else float(sums.rows))
+            if sums is not None:
+                for part in ("inputs", "gradients"):
+                    held = getattr(sums, part).tensors()
+                    found |= {f"{side}.{part}.{name}": tensor for name, tensor in held.items()}
+        return found | {"counts": torch.tensor(counts, dtype=torch.float64, device="cpu")}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        self._column = tensors["column"].to(self._device)
+        self._corner, straight, exchanged = (float(c) for c in tensors["counts"])
+        if exchanged >= 0:
+            self._exchanged = self._empty(exchanged=True)
+        for side, sums, rows in (("straight", self._straight, straight), ("exchanged", self._exchanged, exchanged)):
+            if sums is not None:
+                sums.rows = rows
+                for part in ("inputs", "gradients"):
+                    getattr(sums, part).restore(under(tensors, f"{side}.{part}."))
+
     def non_finite_side(self) -> str | None:
         """Which rows hold NaN or infinity: "inputs", "gradients", or None for neither."""
         for sums in filter(None, (self._straight, self._exchanged)):
@@ -157,6 +187,19 @@ class _Sums:
     inputs: GramSum
     gradients: GramSum
     rows: Tensor | float = 0.0
+
+
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with a prefix, without it.
+
+    Args:
+        tensors: By name.
+        prefix: The prefix.
+
+    Returns:
+        Those that start with it.
+    """
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _trace(matrix: Tensor) -> Tensor:

@@ -1,0 +1,84 @@
+"""Snapshots of a running update, from which the same call goes on."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nclbayes.errors import FileError
+from nclbayes.state import State, state_tensors
+from nclbayes.storage import read_file, write_file
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where an update keeps its snapshots, how often, and which update they are of.
+
+    Attributes:
+        path: The file.
+        every: Write one after so many steps.
+        identity: What must agree for a snapshot to be taken up.
+    """
+
+    path: Path
+    every: int
+    identity: str
+
+    def save(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+        """Write a snapshot; the file holds the last one, whole, at any time.
+
+        Args:
+            tensors: The loop's tensors.
+            settings: The rest.
+        """
+        write_file(self.path, "checkpoint", tensors, {"identity": self.identity, **settings})
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last snapshot of this very update, if there is one.
+
+        Returns:
+            Its tensors and settings.
+
+        Raises:
+            FileError: If the file is of another update, or damaged.
+        """
+        if not self.path.exists():
+            return None
+        tensors, settings = read_file(self.path, "checkpoint")
+        if settings["identity"] != self.identity:
+            raise FileError(
+                f"'{self.path}' is a checkpoint of another update: another task, other settings, or another posterior. "
+                "Delete it to start anew, or pass another path."
+            )
+        return tensors, settings
+
+    def clear(self) -> None:
+        """Remove the file, once the update is done."""
+        self.path.unlink(missing_ok=True)
+
+
+def identity(task: str, size: int, engine: str, settings: Mapping[str, Any], states: Mapping[str, State]) -> str:
+    """What tells one update from another.
+
+    Args:
+        task: The task's name.
+        size: Its number of examples.
+        engine: The engine's name.
+        settings: Its settings.
+        states: The Gaussians before the update.
+
+    Returns:
+        A string that is equal for equal updates.
+    """
+    checksum = 0
+    for name in sorted(states):
+        for part, tensor in sorted(state_tensors(states[name]).items()):
+            checksum = zlib.crc32(f"{name}/{part}".encode(), checksum)
+            checksum = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), checksum)
+    return json.dumps([task, size, engine, settings, checksum], sort_keys=True)

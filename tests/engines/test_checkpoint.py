@@ -1,0 +1,118 @@
+"""An update that is killed goes on from its last snapshot, and ends bit for bit where it would have ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import nclbayes as ncl
+from nclbayes.errors import FileError
+from tests.engines.test_laplace import classification_task, classifier
+
+ENGINES = {
+    "laplace": "ncl.LaplaceNCL(steps=60, batch_size=16)",
+    "variational": "ncl.VariationalNCL(steps=60, batch_size=16, particles=2, refresh_every=7, beta=0.3)",
+}
+SOURCES = {
+    "tensors": "data",
+    "loader": "DataLoader(TensorDataset(*data), batch_size=16, shuffle=True)",
+    "sampler": "lambda count, g: tuple(t[torch.randint(60, (count,), generator=g)] for t in data)",
+}
+
+SCRIPT = """
+    import os, signal, sys, torch
+    torch.set_num_threads(1)
+    from torch.utils.data import DataLoader, TensorDataset
+    import nclbayes as ncl
+    from tests.engines.test_laplace import classification_task, classifier
+
+    kill_at, path, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    posterior = ncl.OnlinePosterior(classifier(), {engine}, generator=torch.Generator().manual_seed(3))
+    posterior.update(classification_task(1), engine=ncl.LaplaceNCL(steps=10, batch_size=20))
+    data = classification_task(7).train
+
+    def kill(progress):
+        if progress.step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    task = ncl.Task({source}, name="second", size=60)
+    checkpoint = None if path == "none" else path
+    posterior.update(task, checkpoint=checkpoint, checkpoint_every=10, callbacks=[kill])
+    posterior.save(out)
+"""
+
+
+@pytest.mark.parametrize(("engine", "source"), [(e, s) for e in ENGINES for s in SOURCES])
+def test_a_killed_update_goes_on_and_ends_in_the_same_posterior(tmp_path: Path, engine: str, source: str) -> None:
+    script = textwrap.dedent(SCRIPT).format(engine=ENGINES[engine], source=SOURCES[source])
+
+    def child(kill_at: int, checkpoint: Path | str, out: Path) -> int:
+        command = [sys.executable, "-c", script, str(kill_at), str(checkpoint), str(out)]
+        return subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode
+
+    assert child(0, "none", tmp_path / "whole") == 0
+    assert child(37, tmp_path / "snapshot", tmp_path / "first") == -signal.SIGKILL
+    assert (tmp_path / "snapshot").exists()
+    assert not (tmp_path / "first").exists()
+    assert child(52, tmp_path / "snapshot", tmp_path / "second") == -signal.SIGKILL
+    assert child(0, tmp_path / "snapshot", tmp_path / "third") == 0
+    assert not (tmp_path / "snapshot").exists()
+    whole, resumed = (ncl.OnlinePosterior.load(tmp_path / name, classifier()) for name in ("whole", "third"))
+    for name, state in whole.blocks.items():
+        assert torch.equal(state.loc, resumed.blocks[name].loc)
+        assert torch.equal(state.precision.input, resumed.blocks[name].precision.input)
+        assert torch.equal(state.precision.output, resumed.blocks[name].precision.output)
+    assert torch.equal(whole.generator.get_state(), resumed.generator.get_state())
+
+
+class Stop(Exception):
+    pass
+
+
+def interrupted(path: Path) -> ncl.OnlinePosterior:
+    def stop(progress: ncl.engines.Progress) -> None:
+        if progress.step == 25:
+            raise Stop
+
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=40, batch_size=20))
+    with pytest.raises(Stop):
+        posterior.update(classification_task(1), checkpoint=path, checkpoint_every=10, callbacks=[stop])
+    return posterior
+
+
+def test_losses_are_kept_over_an_interruption(tmp_path: Path) -> None:
+    posterior = interrupted(tmp_path / "c")
+    posterior.generator.manual_seed(0)
+    report = posterior.update(classification_task(1), checkpoint=tmp_path / "c")
+    assert report.steps == len(report.losses) == 40
+
+
+def test_a_checkpoint_of_another_update_is_refused(tmp_path: Path) -> None:
+    posterior = interrupted(tmp_path / "c")
+    with pytest.raises(FileError, match="checkpoint of another update"):
+        posterior.update(classification_task(2), checkpoint=tmp_path / "c")
+    with pytest.raises(FileError, match="checkpoint of another update"):
+        posterior.update(classification_task(1), engine=ncl.LaplaceNCL(steps=41), checkpoint=tmp_path / "c")
+    with pytest.raises(FileError, match="holds a checkpoint, not a posterior"):
+        ncl.OnlinePosterior.load(tmp_path / "c", classifier())
+    assert not posterior.blocks
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    posterior = interrupted(path)
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2])
+    with pytest.raises(FileError, match="truncated"):
+        posterior.update(classification_task(1), checkpoint=path)
+    flipped = bytearray(good)
+    flipped[-9] ^= 1
+    path.write_bytes(bytes(flipped))
+    with pytest.raises(FileError, match="damaged"):
+        posterior.update(classification_task(1), checkpoint=path)
