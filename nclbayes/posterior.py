@@ -303,7 +303,7 @@ class OnlinePosterior:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ValuesError(f"The posterior has no sites {', '.join(map(repr, unknown))}.")
-        total: Any = torch.zeros(())
+        total: Any = 0.0
         for state in self._states.values():
             density = state.distribution.log_prob(state.block.pack(values))
             stacked = isinstance(state.block, KroneckerBlock) and state.loc.ndim == 3
@@ -313,6 +313,23 @@ class OnlinePosterior:
     def entropy(self) -> float:
         """Differential entropy in nats."""
         return sum(float(state.distribution.entropy().sum()) for state in self._states.values())
+
+    def kl(self, other: OnlinePosterior) -> float:
+        """KL( self || other ) in nats, of two posteriors over the same blocks.
+
+        Args:
+            other: The other posterior.
+
+        Returns:
+            The divergence.
+
+        Raises:
+            ModelError: If their blocks are not the same.
+        """
+        if {n: s.block for n, s in self._states.items()} != {n: s.block for n, s in other._states.items()}:
+            raise ModelError("The two posteriors do not have the same blocks, so there is no divergence between them.")
+        pairs = [(state.distribution, other._states[name].distribution) for name, state in self._states.items()]
+        return sum(float(torch.distributions.kl_divergence(p, q).sum()) for p, q in pairs)
 
     def to(self, device: torch.device | str) -> OnlinePosterior:
         """Move the posterior, and its model if that is a module.

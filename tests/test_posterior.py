@@ -153,6 +153,40 @@ def test_log_prob_and_entropy_are_those_of_the_blocks() -> None:
         posterior.log_prob({**draws, "bogus": torch.zeros(3)})
 
 
+def test_the_divergence_of_two_posteriors() -> None:
+    first, second = learnt(), learnt(tasks=2)
+    assert first.kl(first) == pytest.approx(0.0, abs=1e-3)
+    draws = first.sample(20_000)
+    estimate = float((first.log_prob(draws) - second.log_prob(draws)).mean())
+    assert first.kl(second) == pytest.approx(estimate, rel=0.05)
+    with pytest.raises(ModelError, match="same blocks"):
+        first.kl(ncl.OnlinePosterior(classifier(), LAPLACE))
+
+
+@pytest.mark.parametrize("engine", [LAPLACE, VARIATIONAL], ids=["laplace", "variational"])
+def test_no_tensor_is_made_without_a_device(engine: object, tmp_path: Path) -> None:
+    task = classification_task()
+
+    def flow() -> ncl.OnlinePosterior:
+        posterior = ncl.OnlinePosterior(model, engine, generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+        posterior.update(task)
+        posterior.update(ncl.Task(task.train, name="again"), checkpoint=tmp_path / "c", checkpoint_every=7)
+        posterior.predict(task.train[0], num_samples=4)
+        posterior.predict(task.train[0])
+        posterior.log_prob(posterior.sample(2))
+        posterior.save(tmp_path / "p")
+        return ncl.OnlinePosterior.load(tmp_path / "p", model)
+
+    model = classifier()
+    expected = snapshot(flow())
+    torch.set_default_device("meta")
+    try:
+        found = flow()
+    finally:
+        torch.set_default_device(None)
+    assert same(expected, snapshot(found))
+
+
 def test_the_plug_in_prediction_is_the_network_at_the_mean() -> None:
     posterior, x = learnt(), inputs(6, 5)
     w = posterior.mean()

@@ -125,7 +125,7 @@ class BlockSums:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is summed, to be restored exactly."""
-        found = {"column": torch.as_tensor(self._column, dtype=torch.float64)}
+        found = {"column": torch.as_tensor(self._column, dtype=torch.float64, device=self._device)}
         sides = {"straight": self._straight, "exchanged": self._exchanged}
         counts = [float(self._corner)]
         for side, sums in sides.items():
