@@ -20,7 +20,7 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint, identity
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
-from nclbayes.prediction import predictive, predictive_mixture
+from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.state import State, moved, prior_state, state_from, state_settings, state_tensors
 from nclbayes.storage import read_file, write_file
 from nclbayes.task import Task, to_device
@@ -169,13 +169,21 @@ class OnlinePosterior:
         return report
 
     def predict(
-        self, *inputs: Any, num_samples: int | None = None, generator: torch.Generator | None = None, **context: Any
+        self,
+        *inputs: Any,
+        num_samples: int | None = None,
+        method: str | None = None,
+        generator: torch.Generator | None = None,
+        **context: Any,
     ) -> Any:
         """The distribution of the targets of new inputs.
 
         Args:
             *inputs: What the model takes, without the observed argument.
             num_samples: Average over so many samples of the weights; None: use the posterior mean.
+            method: "mean", "samples" or "linearized": the network linearised around the mean, whose outputs are
+                Gaussian (for Categorical and Normal outputs; `num_samples` is then the number of draws of a
+                Categorical's logits, 256 by default). By default "samples" if `num_samples` is given, else "mean".
             generator: Decides the samples; by default the posterior's own.
             **context: Keyword arguments of the model, such as ``head=2``.
 
@@ -183,17 +191,24 @@ class OnlinePosterior:
             A torch distribution.
 
         Raises:
-            ModelError: If no task has been learnt yet.
+            ModelError: If no task has been learnt yet, or the output is not one that can be linearised.
+            SettingError: If the method is unknown.
         """
         if not self._outputs:
             raise ModelError("There is nothing to predict from yet: call update(task) first.")
-        device = self._device(None)
-        moved_inputs = to_device(inputs, device)
-        if num_samples is None:
+        method = method or ("mean" if num_samples is None else "samples")
+        given, output = to_device(inputs, self._device(None)), self._outputs[0]
+        if method == "mean":
             with torch.no_grad():
-                return predictive(self.model, moved_inputs, context, self.mean(), self._outputs[0])
-        samples = self.sample(num_samples, generator)
-        return predictive_mixture(self.model, moved_inputs, context, samples, self._outputs[0])
+                return predictive(self.model, given, context, self.mean(), output)
+        if method == "samples":
+            return predictive_mixture(self.model, given, context, self.sample(num_samples or 32, generator), output)
+        if method != "linearized":
+            raise SettingError(f"method is {method!r}; choose 'mean', 'samples' or 'linearized'.")
+        generator = self.generator if generator is None else generator
+        return predictive_linearized(
+            self.model, given, context, self._states, output, draws=num_samples or 256, generator=generator
+        )
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The posterior as a Pyro guide: one auxiliary site a block, then the block's sites.

@@ -11,11 +11,15 @@ import torch
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch import distributions as torch_dist
-from torch.func import vmap
+from torch.func import jacrev, vmap
 
 from nclbayes.errors import ModelError
+from nclbayes.state import State
 from nclbayes.watch import SiteRecorder
 from nclbayes.watch.run import Model
+
+# Jacobians are computed for so many examples at a time that they hold about so many numbers.
+_JACOBIAN_NUMBERS = 1 << 26
 
 
 class _OutputRecorder(SiteRecorder):
@@ -120,3 +124,76 @@ def _parameters(base: Any) -> list[str]:
     if isinstance(base, torch_dist.MultivariateNormal):
         return ["loc", "scale_tril"]
     return list(base.arg_constraints)
+
+
+def predictive_linearized(
+    model: Model,
+    inputs: Sequence[Any],
+    context: Mapping[str, Any],
+    states: Mapping[str, State],
+    output: str,
+    *,
+    draws: int,
+    generator: torch.Generator,
+) -> Any:
+    """The predictive of the network linearised around the posterior mean.
+
+    Outputs are Gaussian with covariance ``sum_b J_b Lambda_b^-1 J_b^T``, J_b the Jacobian of an example's outputs with
+    respect to block b. A Normal likelihood adds its variance; a Categorical's probabilities are averaged over draws of
+    its logits.
+
+    Args:
+        model: The Pyro model.
+        inputs: Its positional arguments, without the observed one; examples along the first dimension of each tensor.
+        context: Its keyword arguments.
+        states: The blocks' Gaussians.
+        output: The output site; Categorical or Normal, with one vector of outputs an example.
+        draws: How many draws of a Categorical's logits to average over.
+        generator: Decides them.
+
+    Returns:
+        A Categorical, a Normal (one output) or a MultivariateNormal.
+
+    Raises:
+        ModelError: If the output is neither Categorical nor Normal.
+    """
+    mean: dict[str, Tensor] = {}
+    for state in states.values():
+        mean |= state.block.unpack(state.loc)
+    with torch.no_grad():
+        fn = predictive(model, inputs, context, mean, output)
+    base = _base(fn)
+    if not isinstance(base, (torch_dist.Categorical, torch_dist.Normal)) or len(fn.event_shape) > 1:
+        raise ModelError(
+            f"The linearised predictive is known for Categorical and Normal outputs, one vector an example; site "
+            f"'{output}' is a {type(base).__name__} of event shape {tuple(fn.event_shape)}. Use num_samples instead."
+        )
+    parameter = "logits" if isinstance(base, torch_dist.Categorical) else "loc"
+
+    def outputs(weights: dict[str, Tensor], *example: Any) -> Tensor:
+        arguments = [item.unsqueeze(0) if isinstance(item, Tensor) else item for item in example]
+        here = _base(predictive(model, arguments, context, weights, output))
+        return getattr(here, parameter).reshape(-1)
+
+    centre = getattr(base, parameter)
+    centre = centre.reshape(centre.shape[0], -1)
+    size = sum(state.block.size for state in states.values())
+    chunk = max(1, _JACOBIAN_NUMBERS // (size * centre.shape[-1]))
+    dims = (None, *(0 if isinstance(item, Tensor) else None for item in inputs))
+    with pyro.validation_enabled(False):
+        jacobians = vmap(jacrev(outputs), in_dims=dims, chunk_size=chunk)(mean, *inputs)
+    covariance = torch.zeros_like(centre).unsqueeze(-1) @ torch.zeros_like(centre).unsqueeze(-2)
+    for state in states.values():
+        whitened = state.whiten(state.block.pack(jacobians)).flatten(2)
+        covariance = covariance + whitened @ whitened.mT
+    if isinstance(base, torch_dist.Normal):
+        variance = base.scale.reshape(centre.shape).square()
+        if not fn.event_shape:
+            return dist.Normal(base.loc, (covariance[..., 0, 0] + variance[..., 0]).sqrt().reshape(base.loc.shape))
+        return dist.MultivariateNormal(base.loc, covariance + torch.diag_embed(variance))
+    # Logits are free up to a shift, so that their covariance is singular: take its symmetric root.
+    values, vectors = torch.linalg.eigh(covariance.double())
+    root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)).to(centre.dtype)
+    eps = torch.randn(draws, *centre.shape, generator=generator, dtype=centre.dtype, device=generator.device)
+    logits = centre + (root @ eps.to(centre.device).unsqueeze(-1)).squeeze(-1)
+    return dist.Categorical(probs=logits.softmax(-1).mean(0))

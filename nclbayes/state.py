@@ -46,6 +46,11 @@ class KroneckerState:
         """Lambda^-1 times a gradient, as a matrix."""
         return self.precision.solve(gradient)
 
+    def whiten(self, gradients: Tensor) -> Tensor:
+        """S_G^T J S_A: gradients whose inner products are those of Lambda^-1."""
+        p = self.precision
+        return p.output_root.to(gradients.dtype).mT @ gradients @ p.input_root.to(gradients.dtype)
+
     def quadratic(self, delta: Tensor) -> float:
         """delta^T Lambda delta."""
         d = delta.double()
@@ -97,6 +102,10 @@ class DiagonalState:
     def solve(self, gradient: Tensor) -> Tensor:
         """Lambda^-1 times a gradient."""
         return gradient / self.precision
+
+    def whiten(self, gradients: Tensor) -> Tensor:
+        """Gradients divided by the root of the precision: their inner products are those of Lambda^-1."""
+        return gradients * self.precision.rsqrt().to(gradients.dtype)
 
     def quadratic(self, delta: Tensor) -> float:
         """delta^T Lambda delta."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, FileError, ModelError, SettingError, ValuesError
-from tests.engines.test_laplace import classification_task, classifier
+from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 from tests.zoo import gains, inputs, labels, normal, rnn
 
 LAPLACE = ncl.LaplaceNCL(steps=30, batch_size=20)
@@ -230,6 +230,55 @@ def test_other_likelihoods_learn_and_predict_as_mixtures(likelihood: object) -> 
     terms = torch.stack([likelihood.distribution(o).log_prob(y[:7]).sum(-1) for o in outs])  # type: ignore[attr-defined]
     expected = torch.logsumexp(terms, 0) - torch.tensor(40.0).log()
     torch.testing.assert_close(mixture.log_prob(y[:7]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_linearised_prediction_is_exact_for_a_linear_model() -> None:
+    task = regression_task(0)
+    model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=1500, batch_size=40, lr=0.1, fisher="exact"))
+    posterior.update(task)
+    mean, precision = conjugate([task], 0.5, 2.0)
+    z = F.pad(inputs(5, 3).double(), (0, 1), value=1.0)
+    found = posterior.predict(inputs(5, 3), method="linearized")
+    variance = (z @ torch.linalg.inv(precision) * z).sum(-1) + 0.25
+    torch.testing.assert_close(found.mean.double().squeeze(-1), (z @ mean).squeeze(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.variance.double().squeeze(-1), variance, rtol=1e-4, atol=1e-4)
+
+
+def test_the_linearised_prediction_of_linear_logits_is_the_monte_carlo_one() -> None:
+    torch.manual_seed(0)
+    model = ncl.BayesianNetwork(nn.Linear(5, 3), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, LAPLACE)
+    posterior.update(classification_task())
+    x = 3 * inputs(6, 5)
+    linearised = posterior.predict(x, method="linearized", num_samples=20_000)
+    sampled = posterior.predict(x, num_samples=20_000)
+    torch.testing.assert_close(linearised.probs, sampled.probs, rtol=0, atol=0.01)
+
+
+def test_the_linearised_prediction_of_a_network_uses_its_jacobian() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = ncl.BayesianNetwork(net, ncl.Normal(0.3), prior=dist.Normal(0.0, 0.5))
+    posterior = ncl.OnlinePosterior(model, LAPLACE)
+    x = inputs(50, 5)
+    posterior.update(ncl.Task((x, inputs(50, 2)), name="y"))
+    found = posterior.predict(x[:3], method="linearized")
+    for i in range(3):
+        expected = 0.09 * torch.eye(2).double()
+        for state in posterior.blocks.values():
+            rows = []
+            for k in range(2):
+                leaves = {s: v.double().requires_grad_() for s, v in posterior.mean().items()}
+                hidden = torch.tanh(F.linear(x[i].double(), leaves["0.weight"], leaves["0.bias"]))
+                out = F.linear(hidden, leaves["2.weight"], leaves["2.bias"])[k]
+                grads = dict(zip(leaves, torch.autograd.grad(out, list(leaves.values())), strict=True))
+                rows.append(state.block.pack(grads).mT.reshape(-1))
+            J = torch.stack(rows)
+            expected = expected + J @ torch.linalg.solve(torch.kron(state.precision.input, state.precision.output), J.T)
+        torch.testing.assert_close(found.covariance_matrix[i].double(), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(SettingError, match="'linearized'"):
+        posterior.predict(x, method="best")
 
 
 def test_predicting_before_learning_is_an_error() -> None:
