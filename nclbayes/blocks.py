@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pyro.distributions import Independent, Normal
 from torch import Tensor
-from torch.distributions import Independent as TorchIndependent
 from torch.distributions import Normal as TorchNormal
 
 from nclbayes.errors import LatentError, PriorError, UnsupportedUseError, ValuesError
@@ -18,6 +17,7 @@ from nclbayes.kronecker import KroneckerNormal
 from nclbayes.watch import Latent, LinearUse, ModelRun, OtherUse
 from nclbayes.watch.calls import CallKind
 from nclbayes.watch.rows import ConvolutionRows
+from nclbayes.watch.sites import base_normal
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,8 @@ def find_blocks(run: ModelRun) -> dict[str, Block]:
         if site in others:
             continue
         block = _kronecker_block(run, site, uses, _own_bias(uses, linear, others, run))
+        if block.name != site and block.name in run.latents:
+            block = replace(block, name=site)
         blocks[block.name] = block
         taken.update(block.sites)
     biases = [use.bias for use in run.linear if use.bias is not None]
@@ -320,21 +322,12 @@ def _check_latents(run: ModelRun) -> None:
                 "the examples, and a posterior of this kind holds global weights only. Move it out of the plate, or "
                 "marginalise it."
             )
-        _normal(latent)
+        base_normal(latent.name, latent.fn)
 
 
 def _normal(latent: Latent) -> TorchNormal:
     """The Normal under a latent's prior, expanded to the site's shape."""
-    fn = latent.fn
-    while isinstance(fn, TorchIndependent):
-        fn = fn.base_dist
-    if not isinstance(fn, TorchNormal):
-        raise LatentError(
-            f"The latent site '{latent.name}' has a {type(fn).__name__} prior; a Gaussian posterior can hold Normal "
-            "weights only. Use a Normal prior (and transform the value inside the model if it must be positive), or "
-            "fix the value."
-        )
-    return fn.expand(latent.value.shape)
+    return base_normal(latent.name, latent.fn).expand(latent.value.shape)
 
 
 def _lookup(values: Mapping[str, Tensor], site: str, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
-from nclbayes.fisher.per_example import squared_scores
+from nclbayes.fisher.per_example import example_scores
 from nclbayes.fisher.sums import BlockSums, KroneckerFisher, under
 from nclbayes.fisher.targets import FisherKind, Target, as_observed, draw, enumerate_targets, score, temper
+from nclbayes.fisher.verify import verify_uses
 from nclbayes.randomness import drawing_from
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
-from nclbayes.watch.run import Batch, Model
+from nclbayes.watch.run import Batch, Model, batch_size
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class FisherAccumulator:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.blocks: dict[str, Block] = {}
         self.examples = 0.0
-        self._form: list[tuple[str, str | None, Any, bool]] = []
+        self._form: Any = None
         self._last: list[Block] = []
         self._sums: dict[str, BlockSums] = {}
         self._diagonal: dict[str, Tensor] = {}
@@ -124,22 +125,35 @@ class FisherAccumulator:
             NonFiniteError: If an activation or gradient is NaN or infinite.
         """
         with drawing_from(self.generator, _device(batch)):
-            blocks = self._meet(run)
+            blocks, is_new = self._meet(run)
             observed = temper(run.observed, self.temperature)
             kronecker = {b.weight: _KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
             for use in run.linear:
                 if use.weight in kronecker:
+                    self._check_examples(use, run)
                     kronecker[use.weight].uses.append(use)
+            groups = list(kronecker.values())
             diagonal = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
-            for target in self._targets(observed, run.examples):
-                self._add_gradients(observed, target, list(kronecker.values()), weight)
+
+            def differentiate(target: Target, total: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+                scores = {}
                 if diagonal:
-                    squares = squared_scores(self.model, batch, self.context, run, diagonal, target, self.temperature)
-                    for name, square in squares.items():
-                        self._diagonal[name] = self._diagonal.get(name, 0.0) + weight * square
-        for group in kronecker.values():
+                    scores = example_scores(self.model, batch, self.context, run, diagonal, target, self.temperature)
+                return _backpropagate(total, groups), scores
+
+            if is_new:
+                # With drawn targets, so that nothing cancels by symmetry.
+                target = draw(observed)
+                total = score(observed, target)
+                if total.requires_grad:
+                    verify_uses(run, blocks, *differentiate(target, total), total)
+            for target in self._targets(observed, run):
+                total = score(observed, target)
+                if total.requires_grad:
+                    self._add_gradients(groups, *differentiate(target, total), weight)
+        for group in groups:
             if group.reached:
-                self._sums[group.block.name].add_inputs(group.uses, weight)
+                self._sums[group.block.name].add_inputs([group.uses[i] for i in sorted(group.reached)], weight)
         self.examples += weight * run.examples
         self._check_finite()
 
@@ -204,47 +218,55 @@ class FisherAccumulator:
                 self.blocks[name] = block
                 self._diagonal[name] = tensors[f"diagonal.{name}"].to(like[name].device)
 
-    def _meet(self, run: ModelRun) -> list[Block]:
-        """The run's blocks; they must be those of earlier runs, or new."""
+    def _meet(self, run: ModelRun) -> tuple[list[Block], bool]:
+        """The run's blocks, which must be those of earlier runs or new; and whether its form is new."""
         missing = [name for name in run.latents if name not in self.values]
         if missing:
             raise ValuesError(f"The model has latent sites without a value: {', '.join(map(repr, missing))}.")
         form = [(use.weight, use.bias, use.function, use.transposed) for use in run.linear]
-        if form == self._form and not run.others:
-            return self._last
+        others = [(other.site, other.call) for other in run.others]
+        if (form, others) == self._form:
+            return self._last, False
         blocks = find_blocks(run)
         for name, block in blocks.items():
             if self.blocks.setdefault(name, block) != block:
                 raise ModelError(f"Block '{name}' changed its form between batches: {self.blocks[name]}, {block}.")
-        self._form, self._last = form, list(blocks.values())
-        return self._last
+        self._form, self._last = (form, others), list(blocks.values())
+        return self._last, True
 
-    def _targets(self, observed: Mapping[str, Observed], examples: int) -> Iterator[Target]:
+    def _targets(self, observed: Mapping[str, Observed], run: ModelRun) -> Iterator[Target]:
         if self.kind is FisherKind.EMPIRICAL:
             yield as_observed(observed)
         elif self.kind is FisherKind.EXACT:
-            yield from enumerate_targets(observed, examples)
+            yield from enumerate_targets(observed, run)
         else:
             for _ in range(self.samples):
                 yield draw(observed)
 
     def _add_gradients(
-        self, observed: Mapping[str, Observed], target: Target, groups: list[_KroneckerUses], weight: float
+        self,
+        groups: list[_KroneckerUses],
+        seen: Mapping[str, list[tuple[LinearUse, Tensor]]],
+        scores: Mapping[str, Tensor],
+        weight: float,
     ) -> None:
-        """Backpropagate one target to the output of every map."""
-        edges = [use.edge for group in groups for use in group.uses]
-        if not edges:
-            return
-        total = score(observed, target)
-        grads = iter(torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True))
         for group in groups:
-            pairs = [(use, grad) for use, grad in zip(group.uses, grads, strict=False) if grad is not None]
+            name, pairs = group.block.name, seen[group.block.name]
             if pairs:
-                group.reached = True
-                name = group.block.name
                 if name not in self._sums:
                     self._sums[name] = BlockSums(group.block, pairs[0][1].dtype, pairs[0][1].device)
                 self._sums[name].add_gradients(pairs, weight)
+        for name, gradients in scores.items():
+            squares = weight * gradients.double().square().sum(0)
+            self._diagonal[name] = self._diagonal.get(name, 0.0) + squares
+
+    def _check_examples(self, use: LinearUse, run: ModelRun) -> None:
+        """Only drawn targets make the cross terms of a row that all examples share vanish."""
+        if self.kind is not FisherKind.MODEL and use.rows.count % run.examples:
+            raise DataError(
+                f"{use.call} with weight '{use.weight}' has {use.rows.count} rows for {run.examples} examples: they "
+                f"share rows, and a Fisher of kind '{self.kind.value}' cannot tell them apart. Use kind='model'."
+            )
 
     def _check_finite(self) -> None:
         for name, sums in self._sums.items():
@@ -263,12 +285,31 @@ class FisherAccumulator:
 
 @dataclass
 class _KroneckerUses:
-    """The uses of one block in one run, and whether the likelihood depends on any."""
+    """The uses of one block in one run, and which of them the likelihood depends on."""
 
     block: KroneckerBlock
     uses: list[LinearUse] = field(default_factory=list)
-    reached: bool = False
+    reached: set[int] = field(default_factory=set)
+
+
+def _backpropagate(total: Tensor, groups: list[_KroneckerUses]) -> dict[str, list[tuple[LinearUse, Tensor]]]:
+    """The gradient of a score at the output of every map that it depends on, by block."""
+    edges = [use.edge for group in groups for use in group.uses]
+    if not edges:
+        return {}
+    grads = iter(torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True))
+    seen: dict[str, list[tuple[LinearUse, Tensor]]] = {}
+    for group in groups:
+        pairs = []
+        for i, use in enumerate(group.uses):
+            grad = next(grads)
+            if grad is not None:
+                group.reached.add(i)
+                pairs.append((use, grad))
+        seen[group.block.name] = pairs
+    return seen
 
 
 def _device(batch: Batch) -> torch.device:
+    batch_size(batch)
     return next(item.device for item in batch if isinstance(item, Tensor))

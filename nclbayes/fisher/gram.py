@@ -46,7 +46,9 @@ class GramSum:
             count = piece.shape[-2]
             if self._held + count > _ROWS:
                 self._multiply()
-            torch.mul(piece, math.sqrt(weight), out=self._rows[..., self._held : self._held + count, :])
+            slot = self._rows[..., self._held : self._held + count, :]
+            assert slot.shape == piece.shape
+            torch.mul(piece, math.sqrt(weight), out=slot)
             self._held += count
 
     def scale(self, factor: float) -> None:

@@ -15,7 +15,7 @@ from nclbayes.watch import ModelRun, SiteRecorder
 from nclbayes.watch.run import Batch, Model
 
 
-def squared_scores(
+def example_scores(
     model: Model,
     batch: Batch,
     context: Mapping[str, Any],
@@ -24,7 +24,7 @@ def squared_scores(
     target: Target,
     temperature: float,
 ) -> dict[str, Tensor]:
-    """Sum over examples of the squared gradient of each example's log likelihood.
+    """The gradient of each example's log likelihood.
 
     Args:
         model: The Pyro model.
@@ -36,14 +36,14 @@ def squared_scores(
         temperature: The Fisher's temperature.
 
     Returns:
-        For each site, a tensor of its shape.
+        For each site, [examples, *site].
 
     Raises:
         UnsupportedUseError: If the model cannot be vectorised over examples.
     """
     values = {name: latent.value.detach() for name, latent in run.latents.items()}
     fixed = {name: value for name, value in values.items() if name not in sites}
-    axes = {name: example_axis(run.observed[name], run.examples) for name in target.values}
+    axes = {name: example_axis(run, name) for name in target.values}
 
     def log_likelihood(
         weights: dict[str, Tensor], example: list[Any], targets: dict[str, Tensor], counts: dict[str, Tensor]
@@ -75,4 +75,4 @@ def squared_scores(
             f"The sites {', '.join(map(repr, sites))} are no linear maps and need per-example gradients, but "
             f"torch.func could not vectorise the model over examples: {error}"
         ) from error
-    return {name: g.double().square().sum(0) for name, g in gradients.items()}
+    return gradients

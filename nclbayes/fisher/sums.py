@@ -111,6 +111,7 @@ class BlockSums:
         rows = rows1 = float(self._straight.rows)
         if self._exchanged is not None:
             rows += float(self._exchanged.rows)
+        rows = rows or 1.0
         A, G = self._straight.inputs.value(1 / rows), self._straight.gradients.value(scale / samples)
         if self._exchanged is not None:
             A2 = self._exchanged.gradients.value(1 / (rows * samples))

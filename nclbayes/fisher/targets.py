@@ -19,7 +19,7 @@ from torch import Tensor
 from torch import distributions as torch_dist
 
 from nclbayes.errors import DataError, SettingError
-from nclbayes.watch import Observed
+from nclbayes.watch import ModelRun, Observed
 
 
 class FisherKind(str, Enum):
@@ -74,22 +74,22 @@ def as_observed(observed: Mapping[str, Observed]) -> Target:
     return Target({name: site.value for name, site in observed.items()}, {})
 
 
-def enumerate_targets(observed: Mapping[str, Observed], examples: int) -> Iterator[Target]:
+def enumerate_targets(observed: Mapping[str, Observed], run: ModelRun) -> Iterator[Target]:
     """Targets whose weighted scores have exactly the second moment of the score.
 
     One target for each observed number of an example and each value that it can take (weighted by the root of its
     probability), or for each direction of a normal: so many backward passes.
 
     Args:
-        observed: The observed sites of a run.
-        examples: How many examples the batch holds.
+        observed: The observed sites of a run, tempered or not.
+        run: The run.
 
     Yields:
         The targets.
     """
     for name, site in observed.items():
         base = _base(site.fn)
-        axis = example_axis(site, examples)
+        axis = example_axis(run, name)
         positions = [range(1) if i == axis else range(size) for i, size in enumerate(base.batch_shape)]
         for value, weight in _nodes(name, base):
             for position in product(*positions):
@@ -151,26 +151,26 @@ def temper(observed: Mapping[str, Observed], temperature: float) -> dict[str, Ob
     return {name: replace(site, fn=_tempered(name, site.fn, temperature)) for name, site in observed.items()}
 
 
-def example_axis(site: Observed, examples: int) -> int:
+def example_axis(run: ModelRun, name: str) -> int:
     """Along which dimension of an observed site's batch shape the examples lie.
 
     Args:
-        site: The observed site.
-        examples: How many examples the batch holds.
+        run: The run.
+        name: The observed site.
 
     Returns:
-        The dimension of the plate of that size if there is exactly one, else 0.
+        The dimension.
 
     Raises:
-        DataError: If that dimension does not have the length of the batch.
+        DataError: If that is not clear.
     """
-    shape = site.fn.batch_shape
-    plates = [dim + len(shape) for _, dim, size in site.plates if size == examples]
-    axis = plates[0] if len(plates) == 1 else 0
-    if not shape or shape[axis] != examples:
+    axis = run.axes[name]
+    if axis is None:
+        shape = tuple(run.observed[name].fn.batch_shape)
         raise DataError(
-            f"Cannot tell the examples of observed site '{site.name}' apart: its batch shape {tuple(shape)} does not "
-            f"start with the batch's {examples} examples. Put them first, or inside one pyro.plate of that size."
+            f"Cannot tell the examples of observed site '{name}' apart: which dimension of its batch shape {shape} are "
+            f"the batch's {run.examples} examples? Observe the batch's last tensor as it is, or put one pyro.plate "
+            "of that size around the examples."
         )
     return axis
 

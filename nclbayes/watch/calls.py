@@ -18,7 +18,7 @@ PRODUCTS = {
 }
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
-COPIES = {Tensor.contiguous, Tensor.clone, torch.clone}
+COPIES = {Tensor.contiguous, Tensor.clone, torch.clone, Tensor.to}
 
 _FUSED = {
     *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -32,6 +33,7 @@ class LinearUse:
         edge: Where the gradient of the map's output passes.
         rows: How input and gradient turn into rows.
         mask: Which rows are valid, [R] or [k, R]; None for all.
+        shape: The shape of the map's output.
     """
 
     weight: str
@@ -42,6 +44,7 @@ class LinearUse:
     edge: GradientEdge
     rows: ProductRows | ConvolutionRows
     mask: Tensor | None
+    shape: torch.Size
     _version: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,7 +84,7 @@ class LinearUse:
         Returns:
             [R, m] or [k, R, m].
         """
-        return only_valid(self.rows.gradients(grad), self.mask)
+        return only_valid(self.rows.gradients(grad.reshape(self.shape)), self.mask)
 
     def count(self) -> Tensor | int:
         """The number of valid rows (of each map of a stack)."""
@@ -137,7 +140,9 @@ class MapRecorder(TorchFunctionMode):
         self.others: list[OtherUse] = []
         self._model = model
         self._aliases: dict[int, _Alias] = {}
-        self._open: dict[int, tuple[Tensor, LinearUse]] = {}
+        # Products that a bias may be added to, with their version; and those that have had one added.
+        self._open: dict[int, tuple[Tensor, LinearUse, int]] = {}
+        self._joined: dict[int, tuple[Tensor, LinearUse]] = {}
 
     def track(self, site: str, value: Tensor) -> None:
         """Watch one more weight.
@@ -163,18 +168,37 @@ class MapRecorder(TorchFunctionMode):
         """Run one torch function and note what it does with a weight."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if func is Tensor.__setitem__:
+            # It changes a copy of a weight in place, and returns nothing.
+            self._note_others(func, self._sites_among(args, kwargs), args)
         if not _differentiable(out) or func is Tensor.requires_grad_:
             return out
+        self._part_from_biases(func, args, kwargs)
         found = list(self._sites_among(args, kwargs))
         if not found:
             return out
         if isinstance(out, Tensor) and len(found) == 1 and self._follow(func, found[0], out):
             return out
         use = self._linear_use(func, out, args, kwargs)
-        for alias in found:
-            if use is None or alias.site not in (use.weight, use.bias):
-                self.others.append(OtherUse(alias.site, call_name(func), call_kind(func, args)))
+        explained = () if use is None else (use.weight, use.bias)
+        self._note_others(func, (alias for alias in found if alias.site not in explained), args)
         return out
+
+    def _note_others(self, func: Callable[..., Any], aliases: Iterable[_Alias], args: Any) -> None:
+        for alias in aliases:
+            self.others.append(OtherUse(alias.site, call_name(func), call_kind(func, args)))
+
+    def _part_from_biases(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """A product that is used again besides its sum with a bias has two gradients: the bias is none of its own."""
+        if not self._joined:
+            return
+        for tensor in _tensors(args, kwargs):
+            held = self._joined.pop(id(tensor), None)
+            if held is not None:
+                _, use = held
+                assert use.bias is not None
+                self.others.append(OtherUse(use.bias, call_name(func), CallKind.ELEMENTWISE))
+                use.bias = None
 
     def _linear_use(self, func: Callable[..., Any], out: Any, args: Any, kwargs: Any) -> LinearUse | None:
         if func is F.linear:
@@ -184,7 +208,7 @@ class MapRecorder(TorchFunctionMode):
         if func in CONVOLUTIONS:
             return self._convolution(func, out, *args, **kwargs)
         if func in ADDITIONS:
-            return self._bias(*args, **kwargs)
+            return self._bias(out, *args, **kwargs)
         return None
 
     def _sites_among(self, args: Any, kwargs: Any) -> Iterator[_Alias]:
@@ -236,32 +260,36 @@ class MapRecorder(TorchFunctionMode):
             function=func,
             transposed=transposed,
             input=x,
-            edge=get_gradient_edge(out),
+            edge=_edge(out),
             rows=rows,
             mask=mask,
+            shape=out.shape,
         )
         self.linear.append(use)
         added = self._aliases.get(id(bias))
-        if added is not None and added.tensor.ndim == 1:
+        if added is not None and _adds_outputs(rows, bias, out):
             use.bias = added.site
         if bias is None and isinstance(rows, ProductRows) and not rows.left:
-            self._open[id(out)] = (out, use)
+            self._open[id(out)] = (out, use, out._version)
         return use
 
     def _product(self, func: Callable[..., Any], out: Tensor, *args: Any, **kwargs: Any) -> LinearUse | None:
         """A product of a matrix and a weight, in either order; a product of two weights is no linear map."""
-        *bias, first, second = (t for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
+        named = (kwargs[name] for name in _OPERANDS if name in kwargs)
+        *bias, first, second = (t for t in (*args, *named) if isinstance(t, Tensor))
         if kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1:
             return None
         left, right = self._aliases.get(id(first)), self._aliases.get(id(second))
         weight = left or right
         if weight is None or (left and right):
             return None
-        vector = weight.tensor.ndim == 1
+        vector, x = weight.tensor.ndim == 1, second if left else first
+        if not _fits(weight, x, out, left is not None):
+            return None
         rows = ProductRows(tuple(out.shape), left=left is not None, stacked=weight.stacked, vector=vector)
         # x @ w: the map's m-by-n matrix is w^T; w @ x: it is w; a vector is its only row.
         transposed = not vector and weight.transposed == (left is not None)
-        return self._record(func, out, second if left else first, weight, bias[0] if bias else None, transposed, rows)
+        return self._record(func, out, x, weight, bias[0] if bias else None, transposed, rows)
 
     def _linear(
         self, func: Callable[..., Any], out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
@@ -285,7 +313,7 @@ class MapRecorder(TorchFunctionMode):
         groups: int = 1,
     ) -> LinearUse | None:
         alias = self._aliases.get(id(weight))
-        if alias is None or id(input) in self._aliases:
+        if alias is None or alias.transposed or id(input) in self._aliases:
             return None
         kernel = tuple(weight.shape[2:])
         steps = _each(dilation, len(kernel))
@@ -299,19 +327,55 @@ class MapRecorder(TorchFunctionMode):
         )
         return self._record(func, out, input, alias, bias, False, rows)
 
-    def _bias(self, first: Any, second: Any, *, alpha: float = 1, **_: Any) -> LinearUse | None:
+    def _bias(self, total: Any, first: Any, second: Any, *, alpha: float = 1, **_: Any) -> LinearUse | None:
         """Join ``x @ w + b``: the sum of an open product and a site that holds one number for each output."""
         for product, bias in ((first, second), (second, first)):
             held, alias = self._open.get(id(product)), self._aliases.get(id(bias))
-            if held is None or alias is None or alpha != 1 or bias.ndim > 1:
+            if held is None or alias is None or alpha != 1:
                 continue
-            use = held[1]
-            outputs = 1 if isinstance(use.rows, ProductRows) and use.rows.vector else product.shape[-1]
-            if bias.numel() == outputs:
+            out, use, version = held
+            # A product that was changed in place before the sum is another tensor; the sum itself may be in place.
+            unchanged = version == out._version - (total is out)
+            if unchanged and _adds_outputs(use.rows, bias, out):
                 del self._open[id(product)]
+                if total is not out:
+                    self._joined[id(product)] = (out, use)
                 use.bias = alias.site
                 return use
         return None
+
+
+_OPERANDS = ("input", "mat1", "batch1", "mat", "other", "mat2", "batch2", "vec")
+
+
+def _edge(out: Tensor) -> GradientEdge:
+    """Where an output's gradient passes, whatever is done to it in place later.
+
+    Autograd leads an in-place change of a view around the view's own node, so that of its base is taken.
+    """
+    base = out._base
+    if base is not None and base.numel() == out.numel() and base.is_contiguous() and out.is_contiguous():
+        return get_gradient_edge(base)
+    return get_gradient_edge(out)
+
+
+def _fits(weight: _Alias, x: Tensor, out: Tensor, left: bool) -> bool:
+    """Whether a product is one whose rows can be told apart: no stack met by broadcasting, no stack of vectors."""
+    if left and x.ndim == 1 and out.ndim > 1:
+        return False
+    if weight.value.ndim <= 2:
+        return True
+    return weight.stacked and out.ndim >= 3 and out.shape[-3] == weight.value.shape[0] and x.ndim >= 2
+
+
+def _adds_outputs(rows: ProductRows | ConvolutionRows, bias: Any, out: Tensor) -> bool:
+    """Whether a site adds one number to each output of a map."""
+    if not isinstance(bias, Tensor) or bias.ndim > 1:
+        return False
+    if isinstance(rows, ConvolutionRows):
+        return True
+    outputs = 1 if rows.vector else out.shape[-1]
+    return not rows.left and not rows.stacked and bias.numel() == outputs
 
 
 _WATCHED: ContextVar[bool] = ContextVar("nclbayes_watched", default=False)

@@ -27,6 +27,7 @@ class ModelRun:
         linear: Every application of a weight as a linear map, in order.
         others: Every other differentiable use of a latent site.
         examples: How many examples the batch held.
+        axes: Along which dimension of an observed site's batch shape they lie; None where that is not clear.
     """
 
     latents: dict[str, Latent]
@@ -34,6 +35,7 @@ class ModelRun:
     linear: list[LinearUse]
     others: list[OtherUse]
     examples: int
+    axes: dict[str, int | None]
 
 
 def watch(
@@ -62,7 +64,7 @@ def watch(
         NonFiniteError: If the model failed because an activation or a weight is NaN or infinite.
     """
     examples = batch_size(batch)
-    leaves = {name: value.detach().requires_grad_() for name, value in (values or {}).items()}
+    leaves = {name: _leaf(value) for name, value in (values or {}).items()}
     maps = MapRecorder(model)
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [item.detach() if isinstance(item, Tensor) else item for item in batch]
@@ -78,7 +80,8 @@ def watch(
             "The model has no observed site, so there is no likelihood to learn from. Its last positional argument "
             "must reach a pyro.sample(..., obs=...) statement."
         )
-    return ModelRun(sites.latents, sites.observed, maps.linear, maps.others, examples)
+    axes = {name: _example_axis(site, examples, inputs[-1]) for name, site in sites.observed.items()}
+    return ModelRun(sites.latents, sites.observed, maps.linear, maps.others, examples, axes)
 
 
 def batch_size(batch: Batch) -> int:
@@ -99,6 +102,25 @@ def batch_size(batch: Batch) -> int:
     if tensors[-1].shape[0] == 0:
         raise DataError("The batch is empty: it has 0 examples.")
     return tensors[-1].shape[0]
+
+
+def _leaf(value: Tensor) -> Tensor:
+    # A weight is told from its transpose by its strides, which an expanded value does not have.
+    value = value.detach()
+    return (value.clone(memory_format=torch.contiguous_format) if 0 in value.stride() else value).requires_grad_()
+
+
+def _example_axis(site: Observed, examples: int, target: Any) -> int | None:
+    """The dimension of a site's batch shape along which the examples lie, if that is clear."""
+    shape = site.fn.batch_shape
+    fitting = [axis for axis, size in enumerate(shape) if size == examples]
+    if len(fitting) < 2:
+        return fitting[0] if fitting else None
+    whole = isinstance(target, Tensor) and isinstance(site.value, Tensor)
+    if whole and site.value.data_ptr() == target.data_ptr() and site.value.stride() == target.stride():
+        return 0
+    plated = [dim + len(shape) for _, dim, size in site.plates if dim is not None and size == examples]
+    return plated[0] if len(plated) == 1 else None
 
 
 def _check_finite(latents: Mapping[str, Latent], uses: Sequence[LinearUse], cause: Exception) -> None:

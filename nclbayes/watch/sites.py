@@ -9,8 +9,9 @@ from typing import Any
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_factor, site_is_subsample
 from torch import Tensor, nn
+from torch import distributions as torch_dist
 
-from nclbayes.errors import LearnableParameterError, ValuesError
+from nclbayes.errors import LatentError, LearnableParameterError, PriorError, ValuesError
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Observed:
         value: What was observed.
         mask: From ``poutine.mask`` or ``obs_mask``; broadcasts against the log probability.
         scale: The user's own ``poutine.scale``; a plate's size over subsample size is divided out.
-        plates: (name, dim, size) of the vectorised plates around it.
+        plates: (name, dim, size) of the plates around it; dim is None for a loop.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Observed:
     value: Tensor
     mask: Tensor | bool | None
     scale: Tensor | float
-    plates: tuple[tuple[str, int, int], ...]
+    plates: tuple[tuple[str, int | None, int], ...]
 
 
 class SiteRecorder(Messenger):
@@ -69,6 +70,8 @@ class SiteRecorder(Messenger):
         name, fn = msg["name"], msg["fn"]
         value = self.values.get(name)
         if value is None:
+            if not isinstance(_innermost(fn), torch_dist.Normal):
+                return  # whoever makes blocks of this run will refuse it
             value = fn.mean.detach().expand(fn.shape()).clone().requires_grad_()
         elif self._shapes[name] != fn.shape():
             raise ValuesError(
@@ -91,7 +94,7 @@ class SiteRecorder(Messenger):
         for frame in frames:
             if frame.full_size is not None:
                 scale = scale * frame.size / frame.full_size
-        plates_here = tuple((f.name, f.dim, f.size) for f in frames if f.vectorized)
+        plates_here = tuple((f.name, f.dim, f.size) for f in frames)
         self.observed[name] = Observed(name, msg["fn"], msg["value"], msg["mask"], scale, plates_here)
 
     def _pyro_param(self, msg: Any) -> None:
@@ -104,6 +107,40 @@ class SiteRecorder(Messenger):
         """Whether this is the part that `obs_mask` leaves unobserved: not a weight, and nothing scores it."""
         name: str = msg["name"]
         return name.endswith("_unobserved") and name.removesuffix("unobserved") + "observed" in self.observed
+
+
+def base_normal(name: str, fn: Any) -> torch_dist.Normal:
+    """The Normal under a latent site's prior.
+
+    Args:
+        name: The site.
+        fn: Its prior.
+
+    Returns:
+        The Normal.
+
+    Raises:
+        LatentError: If the prior is not Normal.
+        PriorError: If it depends on another latent site.
+    """
+    fn = _innermost(fn)
+    if not isinstance(fn, torch_dist.Normal):
+        raise LatentError(
+            f"The latent site '{name}' has a {type(fn).__name__} prior; a Gaussian posterior can hold Normal weights "
+            "only. Use a Normal prior (and transform the value inside the model if it must be positive), or fix it."
+        )
+    if fn.loc.requires_grad or fn.scale.requires_grad:
+        raise PriorError(
+            f"The prior of site '{name}' depends on another latent site. The first prior of a Gaussian block must be "
+            "fixed: write the dependence into the likelihood (w = scale * unit_normal), or fix it."
+        )
+    return fn
+
+
+def _innermost(fn: Any) -> Any:
+    while isinstance(fn, torch_dist.Independent):
+        fn = fn.base_dist
+    return fn
 
 
 def learnable_parameter(name: str) -> LearnableParameterError:

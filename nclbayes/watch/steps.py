@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
 from torch import Tensor
 
 from nclbayes.errors import DataError
@@ -39,7 +40,7 @@ def valid_steps(mask: Tensor | None) -> Iterator[None]:
         >>> with valid_steps(mask):
         ...     out = torch.zeros(2, 3, 4) @ torch.zeros(4, 5)
     """
-    if mask is not None and mask.dtype.is_floating_point:
+    if mask is not None and mask.dtype != torch.bool:
         raise DataError(f"valid_steps takes a boolean mask, not {mask.dtype}.")
     token = _VALID.set(mask)
     try:

@@ -1,0 +1,85 @@
+"""The check that every use of a weight was understood: what was seen must add up to autograd's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nclbayes.blocks import Block, KroneckerBlock
+from nclbayes.errors import UnsupportedUseError
+from nclbayes.watch import LinearUse, ModelRun
+
+# Sums in another order differ by rounding; anything unseen differs by far more.
+_TOLERANCE = 1e-3
+
+
+def verify_uses(
+    run: ModelRun,
+    blocks: Sequence[Block],
+    seen: Mapping[str, Sequence[tuple[LinearUse, Tensor]]],
+    examples: Mapping[str, Tensor],
+    total: Tensor,
+) -> None:
+    """Refuse a model of which something was not seen.
+
+    Args:
+        run: The run.
+        blocks: The run's blocks.
+        seen: For each Kronecker block, its uses with the gradient of their outputs.
+        examples: For each diagonal block, its per-example gradients.
+        total: The score that was backpropagated.
+
+    Raises:
+        UnsupportedUseError: If the sum of g z^T over a block's rows, or of its per-example gradients, is not autograd's
+            gradient; or if a site has a gradient but no block.
+    """
+    rows = {b.name: _from_rows(b, seen.get(b.name, ()), run) for b in blocks if isinstance(b, KroneckerBlock)}
+    names = list(run.latents)
+    leaves = [run.latents[name].value for name in names]
+    found = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
+    gradient = {n: torch.zeros_like(v) if g is None else g for n, v, g in zip(names, leaves, found, strict=True)}
+    owned: set[str] = set()
+    for block in blocks:
+        owned.update(block.sites)
+        if isinstance(block, KroneckerBlock):
+            _compare(block, block.pack(gradient), rows[block.name])
+        elif block.name in examples:
+            _compare(block, gradient[block.name], examples[block.name].sum(0))
+    for name in names:
+        if name not in owned and bool((gradient[name] != 0).any()):
+            raise UnsupportedUseError(
+                f"Site '{name}' reaches the likelihood through a call that cannot be seen (a custom autograd function, "
+                "a scripted function, reentrant checkpointing, vmap). Apply it with F.linear, x @ w or F.conv1d/2d/3d."
+            )
+
+
+def _from_rows(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], run: ModelRun) -> Tensor:
+    """The sum of g z^T over the rows that were seen, as a block's matrix."""
+    total = torch.zeros_like(block.pack({site: run.latents[site].value.detach() for site in block.sites}))
+    for use, grad in pairs:
+        g, z = use.gradient_rows(grad), torch.cat(list(use.input_rows()), dim=-2)
+        if use.transposed != block.transposed:
+            g, z = z, g
+            one = 0.0
+        else:
+            one = float(use.bias == block.bias)
+        if block.bias is not None:
+            z = F.pad(z, (0, 1), value=one)
+        total = total + g.mT @ z
+    return total
+
+
+def _compare(block: Block, expected: Tensor, found: Tensor) -> None:
+    scale = float(expected.abs().max()) + float(found.abs().max())
+    gap = float((expected - found).abs().max())
+    if gap > _TOLERANCE * scale:
+        sites = ", ".join(f"'{site}'" for site in block.sites)
+        raise UnsupportedUseError(
+            f"What the Fisher saw of {sites} does not add up to its gradient (they differ by {gap / scale:.0%}): the "
+            "model uses it in a way that cannot be seen, mixes the examples of a batch (batch normalisation, a plate "
+            "of fixed size), or declares steps invalid that the likelihood depends on. Apply the weight with F.linear, "
+            "x @ w or F.conv1d/2d/3d, to each example by itself."
+        )
