@@ -142,8 +142,10 @@ class FisherAccumulator:
                 return _backpropagate(total, groups), scores
 
             if is_new:
-                # With drawn targets, so that nothing cancels by symmetry.
-                target = draw(observed)
+                # With drawn targets, so that nothing cancels by symmetry; of their own stream, so that a check more or
+                # less changes no other draw.
+                with drawing_from(torch.Generator().manual_seed(0), _device(batch)):
+                    target = draw(observed)
                 total = score(observed, target)
                 if total.requires_grad:
                     verify_uses(run, blocks, *differentiate(target, total), total)
