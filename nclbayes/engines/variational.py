@@ -117,6 +117,7 @@ class VariationalStepper:
         )
         self._weight, self._taken = 1.0, 0
         self._sampler: dict[str, State] = {}
+        self._roots: dict[str, tuple[Tensor | None, Tensor]] = {}
         self._refresh()
 
     def step(self, batch: tuple[object, ...], lr: float) -> float:
@@ -170,7 +171,7 @@ class VariationalStepper:
             parts = under(tensors, f"block.{name}.")
             steps.restore(parts)
             sampler = {part: tensor.to(device) for part, tensor in under(parts, "sampler.").items()}
-            self._sampler[name] = state_from(state_settings(steps.state), sampler)
+            self._draw_from(name, state_from(state_settings(steps.state), sampler))
         self._fisher.restore(
             under(tensors, "fisher."),
             {steps.state.block.name: steps.state.block for steps in self._blocks},
@@ -198,8 +199,8 @@ class VariationalStepper:
         problem = self._problem
         values: dict[str, Tensor] = dict(problem.fixed)
         for steps in self._blocks:
-            state = self._sampler[steps.state.block.name]
-            values |= steps.state.block.unpack(steps.theta + _noise(state, problem.generator))
+            name = steps.state.block.name
+            values |= steps.state.block.unpack(steps.theta + self._noise(name, steps.theta))
         with drawing_from(problem.generator, problem.device):
             run = watch(problem.model, batch, values, problem.task.context)
         self._fisher.values = values
@@ -230,14 +231,18 @@ class VariationalStepper:
             if settings.init_scale is not None and name not in self._problem.trained:
                 # The narrow start adds (1 - beta)^i init_scale^-2 I.
                 state = narrowed(state, (1 - settings.beta) ** self._taken / settings.init_scale**2)
-            self._sampler[name] = state
+            self._draw_from(name, state)
 
+    def _draw_from(self, name: str, state: State) -> None:
+        """Draw a block's samples with the covariance of `state` from now on."""
+        self._sampler[name], dtype = state, state.loc.dtype
+        if isinstance(state, KroneckerState):
+            self._roots[name] = state.precision.output_root.to(dtype), state.precision.input_root.to(dtype).mT
+        else:
+            self._roots[name] = None, state.precision.rsqrt().to(dtype)
 
-def _noise(state: State, generator: torch.Generator) -> Tensor:
-    """A draw from N(0, Lambda^-1)."""
-    eps = torch.randn(state.loc.shape, generator=generator, dtype=state.loc.dtype, device=generator.device)
-    eps = eps.to(state.loc.device)
-    if isinstance(state, KroneckerState):
-        p = state.precision
-        return p.output_root.to(eps.dtype) @ eps @ p.input_root.to(eps.dtype).mT
-    return eps * state.precision.rsqrt().to(eps.dtype)
+    def _noise(self, name: str, like: Tensor) -> Tensor:
+        """A draw from N(0, Lambda^-1): S_G eps S_A^T."""
+        generator, (left, right) = self._problem.generator, self._roots[name]
+        eps = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+        return eps * right if left is None else left @ eps @ right
