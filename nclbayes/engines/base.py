@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.loop import Callback, History
 from nclbayes.engines.settings import EngineSettings
+from nclbayes.kronecker import KroneckerSum
 from nclbayes.state import State
 from nclbayes.task import Task
 from nclbayes.watch.run import Model
@@ -57,14 +57,18 @@ class Outcome:
         history: The losses.
         seconds: How long everything took.
         log_evidence: An estimate of the task's log evidence, if there is one.
-        kl_of_sums: For each Kronecker block, the nats lost by replacing a sum of Kronecker products by one.
     """
 
     states: dict[str, State]
     history: History
     seconds: float
     log_evidence: float | None
-    kl_of_sums: Mapping[str, float]
+
+    @property
+    def kl_of_sums(self) -> dict[str, float]:
+        """For each Kronecker block, the nats lost by replacing a sum of Kronecker products by one."""
+        sums = {name: state.precision for name, state in self.states.items()}
+        return {name: float(p.kl.sum()) for name, p in sums.items() if isinstance(p, KroneckerSum)}
 
 
 @dataclass(frozen=True, kw_only=True)

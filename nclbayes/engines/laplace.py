@@ -14,7 +14,7 @@ from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.fisher import FisherAccumulator
 from nclbayes.fisher.sums import under
-from nclbayes.kronecker import KroneckerSum, SumRule
+from nclbayes.kronecker import SumRule
 from nclbayes.state import State
 from nclbayes.task import to_device
 
@@ -49,16 +49,7 @@ class LaplaceNCL(Engine):
         task, states = problem.task, problem.states
         likelihood = LogLikelihood(problem.model, task.context, problem.fixed)
         stepper = LaplaceStepper(self, likelihood, states, problem.start, task.size)
-        history = run_loop(
-            stepper,
-            task,
-            self,
-            problem.device,
-            problem.generator,
-            progress=problem.progress,
-            callbacks=problem.callbacks,
-            checkpoint=problem.checkpoint,
-        )
+        history = run_loop(stepper, self, problem)
         theta = stepper.matrices()
         accumulator = FisherAccumulator(
             problem.model,
@@ -79,15 +70,10 @@ class LaplaceNCL(Engine):
             if name in fisher:
                 after[name] = state.add(theta[name], fisher[name], SumRule(self.kronecker_sum))  # type: ignore[arg-type]
         return Outcome(
-            states=after,
-            history=history,
-            seconds=time.perf_counter() - started,
+            after,
+            history,
+            time.perf_counter() - started,
             log_evidence=_log_evidence(fit * task.size / accumulator.examples, states, after),
-            kl_of_sums={
-                name: float(state.precision.kl.sum())
-                for name, state in after.items()
-                if isinstance(state.precision, KroneckerSum)
-            },
         )
 
 

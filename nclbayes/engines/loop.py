@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from tqdm import tqdm
@@ -17,7 +17,10 @@ from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import NonFiniteError
 from nclbayes.fisher.sums import under
-from nclbayes.task import Batches, Task, to_device
+from nclbayes.task import Batches, to_device
+
+if TYPE_CHECKING:
+    from nclbayes.engines.base import Problem
 
 # The running loss, for the progress bar and for early stopping, forgets with this rate.
 _FORGET = 0.02
@@ -76,28 +79,14 @@ class History:
     stopped_early: bool
 
 
-def run_loop(
-    stepper: Stepper,
-    task: Task,
-    settings: EngineSettings,
-    device: torch.device,
-    generator: torch.Generator,
-    *,
-    progress: bool | None = None,
-    callbacks: Sequence[Callback] = (),
-    checkpoint: Checkpoint | None = None,
-) -> History:
+def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> History:
     """Take an engine's steps over a task.
 
     Args:
         stepper: Takes one step.
-        task: The data.
         settings: How many steps, how large, when to stop.
-        device: Where the batches go.
-        generator: Decides their order.
-        progress: Whether to show a bar; by default only on a terminal.
-        callbacks: Called after each step.
-        checkpoint: Where to keep snapshots, if anywhere; the loop goes on from the last one there.
+        problem: The task; whether to show a bar, what to call after each step, and where to keep snapshots (the loop
+            goes on from the last one there).
 
     Returns:
         The losses and the time.
@@ -105,12 +94,13 @@ def run_loop(
     Raises:
         NonFiniteError: If a loss is NaN or infinite.
     """
+    task, generator, checkpoint = problem.task, problem.generator, problem.checkpoint
     total = settings.num_steps(task.size)
     batches = task.batches(settings.batch_size, generator)
     place = _Place()
     if checkpoint is not None:
         place = _resume(checkpoint, stepper, batches, generator)
-    show = sys.stderr.isatty() if progress is None else progress
+    show = sys.stderr.isatty() if problem.progress is None else problem.progress
     started = time.perf_counter()
     with (
         _flushing_denormals(),
@@ -118,11 +108,11 @@ def run_loop(
     ):
         for step in range(place.step + 1, total + 1):
             lr = settings.lr * (1.0 if settings.schedule is None else settings.schedule((step - 1) / total))
-            loss = _guarded_step(stepper, to_device(next(batches), device), lr, task.name, step)
+            loss = _guarded_step(stepper, to_device(next(batches), problem.device), lr, task.name, step)
             place.advance(step, loss)
             bar.set_postfix(loss=f"{place.running:.4g}", refresh=False)
             bar.update()
-            for callback in callbacks:
+            for callback in problem.callbacks:
                 callback(Progress(step, total, loss, stepper.values))
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
                 _snapshot(checkpoint, place, stepper, batches, generator)

@@ -16,7 +16,7 @@ from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.errors import SettingError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.fisher.sums import under
-from nclbayes.kronecker import KroneckerSum, SumRule
+from nclbayes.kronecker import SumRule
 from nclbayes.randomness import drawing_from
 from nclbayes.state import KroneckerState, State, narrowed, state_from, state_settings, state_tensors
 from nclbayes.watch import watch
@@ -69,28 +69,9 @@ class VariationalNCL(Engine):
         """
         started = time.perf_counter()
         stepper = VariationalStepper(self, problem)
-        history = run_loop(
-            stepper,
-            problem.task,
-            self,
-            problem.device,
-            problem.generator,
-            progress=problem.progress,
-            callbacks=problem.callbacks,
-            checkpoint=problem.checkpoint,
-        )
+        history = run_loop(stepper, self, problem)
         after = stepper.posterior()
-        return Outcome(
-            states=after,
-            history=history,
-            seconds=time.perf_counter() - started,
-            log_evidence=None,
-            kl_of_sums={
-                name: float(state.precision.kl.sum())
-                for name, state in after.items()
-                if isinstance(state.precision, KroneckerSum)
-            },
-        )
+        return Outcome(after, history, time.perf_counter() - started, log_evidence=None)
 
 
 class VariationalStepper:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyro.distributions as dist
 import torch
@@ -58,8 +59,7 @@ def steps_only(engine: ncl.engines.Engine, posterior: ncl.OnlinePosterior, t: nc
         stepper: object = LaplaceStepper(engine, likelihood, problem.states, problem.start, t.size)  # type: ignore[attr-defined]
     else:
         stepper = VariationalStepper(engine, problem)  # type: ignore[arg-type]
-    device, generator = torch.device("cpu"), torch.Generator().manual_seed(0)
-    return lambda: run_loop(stepper, t, engine, device, generator, progress=False)  # type: ignore[arg-type]
+    return lambda: run_loop(stepper, engine, replace(problem, progress=False))  # type: ignore[arg-type,type-var]
 
 
 def run(threads: str) -> str:
