@@ -20,6 +20,7 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint, identity
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
+from nclbayes.fisher import FisherAccumulator
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.state import State, moved, prior_state, state_from, state_settings, state_tensors
 from nclbayes.storage import read_file, write_file
@@ -139,7 +140,7 @@ class OnlinePosterior:
         """
         engine = self.engine if engine is None else engine
         generator = self.generator if generator is None else generator
-        run = self._look(task, engine.batch_size)
+        run = self._look(task, engine)
         touched, start = self._gather(run, generator)
         if checkpoint_every < 1:
             raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
@@ -387,14 +388,19 @@ class OnlinePosterior:
                     f"the model's {shape}."
                 )
 
-    def _look(self, task: Task, batch_size: int) -> ModelRun:
+    def _look(self, task: Task, engine: Engine) -> ModelRun:
         """Run the model once on a small batch of the task, to see its sites and refuse what does not fit."""
-        first = next(iter(task.epoch(min(batch_size, 8), torch.Generator().manual_seed(0))))
+        first = next(iter(task.epoch(min(engine.batch_size, 8), torch.Generator().manual_seed(0))))
         batch = to_device(first, self._device(task))
         check = getattr(self.model, "check", None)
         if check is not None:
             check(*batch, **task.context)
-        return watch(self.model, batch, self.mean(), task.context)
+        run = watch(self.model, batch, {**(self._initial_values() or {}), **self.mean()}, task.context)
+        # A Fisher that cannot be had is refused now, not after the last step.
+        values = {name: latent.value.detach() for name, latent in run.latents.items()}
+        settings = {"kind": engine.fisher, "temperature": engine.fisher_temperature, "context": task.context}
+        FisherAccumulator(self.model, values, **settings).add(run, batch)  # type: ignore[arg-type]
+        return run
 
     def _gather(self, run: ModelRun, generator: torch.Generator) -> tuple[dict[str, State], dict[str, Tensor]]:
         """The states of the blocks that the task touches, new ones from their prior, and where each starts."""

@@ -13,7 +13,7 @@ from pyro.infer import Predictive, Trace_ELBO
 from torch import Tensor, nn
 
 import nclbayes as ncl
-from nclbayes.errors import DataError, FileError, ModelError, SettingError, ValuesError
+from nclbayes.errors import DataError, FileError, ModelError, SettingError, UnsupportedUseError, ValuesError
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 from tests.zoo import gains, inputs, labels, normal, rnn
 
@@ -132,6 +132,18 @@ def test_an_update_that_fails_midway_changes_nothing(error: type[BaseException])
         posterior.update(classification_task(2), callbacks=[fail])
     assert same(before, snapshot(posterior))
     assert posterior.tasks == tasks
+
+
+def test_a_weight_that_cannot_be_seen_is_refused_before_the_first_step() -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", normal((5, 3)))
+        pyro.sample("y", dist.Categorical(logits=torch.vmap(lambda row: row @ w)(x)), obs=y)
+
+    steps: list[int] = []
+    posterior = ncl.OnlinePosterior(model, LAPLACE, initial={"w": torch.ones(5, 3)})
+    with pytest.raises(UnsupportedUseError, match="'w'"):
+        posterior.update(classification_task(), callbacks=[lambda p: steps.append(p.step)])
+    assert not steps
 
 
 # Densities, draws and predictions

@@ -123,6 +123,8 @@ class FisherAccumulator:
 
         Raises:
             NonFiniteError: If an activation or gradient is NaN or infinite.
+            UnsupportedUseError: If what was seen of a weight does not add up to its gradient; checked on the first
+                batch of each form.
         """
         with drawing_from(self.generator, _device(batch)):
             blocks, is_new = self._meet(run)
