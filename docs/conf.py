@@ -3,7 +3,7 @@
 import nclbayes
 
 project = "nclbayes"
-author = "The nclbayes authors"
+author = copyright = "The nclbayes authors"
 release = version = nclbayes.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_nb"]
 html_theme = "furo"
