@@ -110,7 +110,7 @@ class FisherAccumulator:
         """
         with drawing_from(self.generator, _device(batch)):
             run = watch(self.model, batch, self.values, self.context)
-        self.add(run, batch)
+            self._add(run, batch, 1.0)
         return run
 
     def add(self, run: ModelRun, batch: Batch, weight: float = 1.0) -> None:
@@ -127,39 +127,7 @@ class FisherAccumulator:
                 batch of each form.
         """
         with drawing_from(self.generator, _device(batch)):
-            blocks, is_new = self._meet(run)
-            observed = temper(run.observed, self.temperature)
-            kronecker = {b.weight: _KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
-            for use in run.linear:
-                if use.weight in kronecker:
-                    self._check_examples(use, run)
-                    kronecker[use.weight].uses.append(use)
-            groups = list(kronecker.values())
-            diagonal = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
-
-            def differentiate(target: Target, total: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-                scores = {}
-                if diagonal:
-                    scores = example_scores(self.model, batch, self.context, run, diagonal, target, self.temperature)
-                return _backpropagate(total, groups), scores
-
-            if is_new:
-                # With drawn targets, so that nothing cancels by symmetry; of their own stream, so that a check more or
-                # less changes no other draw.
-                with drawing_from(torch.Generator().manual_seed(0), _device(batch)):
-                    target = draw(observed)
-                total = score(observed, target)
-                if total.requires_grad:
-                    verify_uses(run, blocks, *differentiate(target, total), total)
-            for target in self._targets(observed, run):
-                total = score(observed, target)
-                if total.requires_grad:
-                    self._add_gradients(groups, *differentiate(target, total), weight)
-        for group in groups:
-            if group.reached:
-                self._sums[group.block.name].add_inputs([group.uses[i] for i in sorted(group.reached)], weight)
-        self.examples += weight * run.examples
-        self._check_finite()
+            self._add(run, batch, weight)
 
     def scale(self, factor: float) -> None:
         """Multiply the weight of everything added so far; the Fisher of a given size stays the same.
@@ -221,6 +189,41 @@ class FisherAccumulator:
             elif f"diagonal.{name}" in tensors:
                 self.blocks[name] = block
                 self._diagonal[name] = tensors[f"diagonal.{name}"].to(like[name].device)
+
+    def _add(self, run: ModelRun, batch: Batch, weight: float) -> None:
+        blocks, is_new = self._meet(run)
+        observed = temper(run.observed, self.temperature)
+        kronecker = {b.weight: _KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
+        for use in run.linear:
+            if use.weight in kronecker:
+                self._check_examples(use, run)
+                kronecker[use.weight].uses.append(use)
+        groups = list(kronecker.values())
+        diagonal = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
+
+        def differentiate(target: Target, total: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+            scores = {}
+            if diagonal:
+                scores = example_scores(self.model, batch, self.context, run, diagonal, target, self.temperature)
+            return _backpropagate(total, groups), scores
+
+        if is_new:
+            # With drawn targets, so that nothing cancels by symmetry; of their own stream, so that a check more or
+            # less changes no other draw.
+            with drawing_from(torch.Generator().manual_seed(0), _device(batch)):
+                target = draw(observed)
+            total = score(observed, target)
+            if total.requires_grad:
+                verify_uses(run, blocks, *differentiate(target, total), total)
+        for target in self._targets(observed, run):
+            total = score(observed, target)
+            if total.requires_grad:
+                self._add_gradients(groups, *differentiate(target, total), weight)
+        for group in groups:
+            if group.reached:
+                self._sums[group.block.name].add_inputs([group.uses[i] for i in sorted(group.reached)], weight)
+        self.examples += weight * run.examples
+        self._check_finite()
 
     def _meet(self, run: ModelRun) -> tuple[list[Block], bool]:
         """The run's blocks, which must be those of earlier runs or new; and whether its form is new."""

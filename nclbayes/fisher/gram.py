@@ -26,29 +26,39 @@ class GramSum:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._partial = torch.zeros(*shape, shape[-1], dtype=dtype, device=device)
-        self._total = torch.zeros(*shape, shape[-1], dtype=torch.float64, device=device)
+        *stack, k = shape
         # Products are faster on rows that start at multiples of 64 bytes: lay them out a little longer than k.
-        width = -(-shape[-1] // 16) * 16
-        self._rows = torch.empty(*shape[:-1], _ROWS, width, dtype=dtype, device=device)[..., : shape[-1]]
+        width = -(-k // 16) * 16
+        self._rows = torch.empty(*stack, _ROWS, width, dtype=dtype, device=device)[..., :k]
+        # What each row counts in the plain sum of rows.
+        self._parts = torch.zeros(_ROWS, dtype=dtype, device=device)
+        self._partial = torch.zeros(*shape, k, dtype=dtype, device=device)
+        self._total: Tensor | None = None
+        self._row_sum = torch.zeros(shape, dtype=torch.float64, device=device)
         self._held = 0
         self._summed = 0
         self._finite = True
 
-    def add(self, rows: Tensor, weight: float = 1.0) -> None:
+    def add(self, rows: Tensor, weight: float = 1.0, in_row_sum: bool = False) -> None:
         """Add the outer products of rows.
 
         Args:
             rows: [R, k] or [stack, R, k].
             weight: What each of them counts.
+            in_row_sum: Whether they also enter the plain sum of rows.
         """
-        for piece in rows.split(_ROWS, dim=-2):
+        pieces = rows.split(_ROWS, dim=-2) if rows.shape[-2] > _ROWS else (rows,)
+        root = math.sqrt(weight)
+        for piece in pieces:
             count = piece.shape[-2]
             if self._held + count > _ROWS:
                 self._multiply()
-            slot = self._rows[..., self._held : self._held + count, :]
+            here = slice(self._held, self._held + count)
+            slot = self._rows[..., here, :]
             assert slot.shape == piece.shape
-            torch.mul(piece, math.sqrt(weight), out=slot)
+            slot.copy_(piece) if root == 1.0 else torch.mul(piece, root, out=slot)
+            if in_row_sum:
+                self._parts[here] = root
             self._held += count
 
     def scale(self, factor: float) -> None:
@@ -58,8 +68,8 @@ class GramSum:
             factor: By what.
         """
         self._multiply()
-        self._carry()
-        self._total *= factor
+        self._carry().mul_(factor)
+        self._row_sum *= factor
 
     def value(self, factor: float = 1.0) -> Tensor:
         """The sum, symmetric, [..., k, k] in float64.
@@ -68,26 +78,33 @@ class GramSum:
             factor: What to multiply it with.
         """
         self._multiply()
-        self._carry()
-        whole = torch.empty_like(self._total)
+        upper = self._partial if self._total is None else self._carry()
+        whole = torch.empty(upper.shape, dtype=torch.float64, device=upper.device)
         for i in range(0, whole.shape[-1], _PANEL):
             j = i + _PANEL
-            panel = self._total[..., i:j, i:] * factor
+            panel = upper[..., i:j, i:].double() * factor
             corner, rest = panel.tensor_split((panel.shape[-2],), dim=-1)
             whole[..., i:j, i:j] = (corner + corner.mT) / 2
             whole[..., i:j, j:] = rest
             whole[..., j:, i:j] = rest.mT
         return whole
 
+    def row_sum(self) -> Tensor:
+        """The sum of those rows that were added to it, [..., k] in float64."""
+        self._multiply()
+        return self._row_sum
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything that it holds, to be restored exactly."""
         counts = torch.tensor([self._held, self._summed], device="cpu")
-        return {
+        found = {
             "rows": self._rows[..., : self._held, :],
+            "parts": self._parts[: self._held],
             "partial": self._partial,
-            "total": self._total,
+            "row_sum": self._row_sum,
             "counts": counts,
         }
+        return found if self._total is None else found | {"total": self._total}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -97,8 +114,11 @@ class GramSum:
         """
         self._held, self._summed = (int(c) for c in tensors["counts"])
         self._rows[..., : self._held, :] = tensors["rows"]
+        self._parts[: self._held] = tensors["parts"]
         self._partial.copy_(tensors["partial"])
-        self._total.copy_(tensors["total"])
+        self._row_sum.copy_(tensors["row_sum"])
+        if "total" in tensors:
+            self._total = tensors["total"].to(self._partial.device, copy=True)
 
     def is_finite(self) -> bool:
         """Whether no row that has been multiplied held NaN or infinity."""
@@ -107,17 +127,24 @@ class GramSum:
     def _multiply(self) -> None:
         if self._held == 0:
             return
-        rows = self._rows[..., : self._held, :]
+        rows, parts = self._rows[..., : self._held, :], self._parts[: self._held]
         for i in range(0, rows.shape[-1], _PANEL):
             panel, left = self._partial[..., i : i + _PANEL, i:], rows[..., i : i + _PANEL].mT
             panel.addmm_(left, rows[..., i:]) if rows.ndim == 2 else panel.baddbmm_(left, rows[..., i:])
+        self._row_sum += rows.mT @ parts
+        self._parts.zero_()
         self._finite = self._finite and math.isfinite(float(self._partial.diagonal(dim1=-2, dim2=-1).sum()))
         self._summed += self._held
         self._held = 0
         if self._summed >= _CARRIED:
             self._carry()
 
-    def _carry(self) -> None:
-        self._total += self._partial
+    def _carry(self) -> Tensor:
+        """Move the sum in the rows' own precision to the one in float64."""
+        if self._total is None:
+            self._total = self._partial.double()
+        else:
+            self._total += self._partial
         self._partial.zero_()
         self._summed = 0
+        return self._total

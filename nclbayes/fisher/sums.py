@@ -49,9 +49,8 @@ class BlockSums:
     def __init__(self, block: KroneckerBlock, dtype: torch.dtype, device: torch.device) -> None:
         self._block = block
         self._dtype, self._device = dtype, device
-        # A bias is the last input, constant 1: its row of the sum of z z^T is the sum of z, and the number of rows.
-        self._column: Tensor | float = 0.0
-        self._corner: Tensor | float = 0.0
+        # A bias is the last input, constant 1: its row of the sum of z z^T is the sum of z, and this number of rows.
+        self._biased_rows: Tensor | float = 0.0
         self._straight = self._empty(exchanged=False)
         self._exchanged: _Sums | None = None
 
@@ -65,12 +64,11 @@ class BlockSums:
         for use in uses:
             sums, biased = self._side(use), use.bias is not None and use.bias == self._block.bias
             for rows in use.input_rows():
-                sums.inputs.add(rows, weight)
-                if biased:
-                    self._column = self._column + weight * rows.sum(-2).double()
-            sums.rows = sums.rows + weight * use.count()
+                sums.inputs.add(rows, weight, in_row_sum=biased)
+            count = weight * use.count()
+            sums.rows = sums.rows + count
             if biased:
-                self._corner = self._corner + weight * use.count()
+                self._biased_rows = self._biased_rows + count
 
     def add_gradients(self, pairs: list[tuple[LinearUse, Tensor]], weight: float = 1.0) -> None:
         """Add the gradient rows of one backpropagated target.
@@ -92,7 +90,7 @@ class BlockSums:
             sums.inputs.scale(factor)
             sums.gradients.scale(factor)
             sums.rows = sums.rows * factor
-        self._column, self._corner = self._column * factor, self._corner * factor
+        self._biased_rows = self._biased_rows * factor
 
     def factors(self, scale: float, samples: int, examples: float) -> KroneckerFisher:
         """The Fisher ``(N / N_b) (sum z z^T) (x) (sum g g^T) / R``.
@@ -126,9 +124,9 @@ class BlockSums:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is summed, to be restored exactly."""
-        found = {"column": torch.as_tensor(self._column, dtype=torch.float64, device=self._device)}
+        found: dict[str, Tensor] = {}
         sides = {"straight": self._straight, "exchanged": self._exchanged}
-        counts = [float(self._corner)]
+        counts = [float(self._biased_rows)]
         for side, sums in sides.items():
             counts.append(-1.0 if sums is None else float(sums.rows))
             if sums is not None:
@@ -143,8 +141,7 @@ class BlockSums:
         Args:
             tensors: Its result.
         """
-        self._column = tensors["column"].to(self._device)
-        self._corner, straight, exchanged = (float(c) for c in tensors["counts"])
+        self._biased_rows, straight, exchanged = (float(c) for c in tensors["counts"])
         if exchanged >= 0:
             self._exchanged = self._empty(exchanged=True)
         for side, sums, rows in (("straight", self._straight, straight), ("exchanged", self._exchanged, exchanged)):
@@ -172,8 +169,8 @@ class BlockSums:
     def _bordered(self, A: Tensor, rows: float) -> Tensor:
         """A with the row and column of the bias."""
         whole = F.pad(A, (0, 1, 0, 1))
-        whole[..., -1, :-1] = whole[..., :-1, -1] = self._column / rows
-        whole[..., -1, -1] = float(self._corner) / rows
+        whole[..., -1, :-1] = whole[..., :-1, -1] = self._straight.inputs.row_sum() / rows
+        whole[..., -1, -1] = float(self._biased_rows) / rows
         return whole
 
     def _empty(self, exchanged: bool) -> _Sums:

@@ -177,8 +177,8 @@ def example_axis(run: ModelRun, name: str) -> int:
 
 def _draw(fn: Any) -> Tensor:
     if type(fn) is dist.Categorical:
-        # The first of independent exponential clocks with rates p: several times faster than torch.multinomial.
-        return (fn.logits - torch.empty_like(fn.logits).exponential_().log()).argmax(-1)
+        # The largest of the logits plus Gumbel noise: several times faster than torch.multinomial.
+        return (fn.logits - torch.rand_like(fn.logits).log_().neg_().log_()).argmax(-1)
     return fn.sample()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock
@@ -14,6 +13,9 @@ from nclbayes.watch import LinearUse, ModelRun
 
 # Sums in another order differ by rounding; anything unseen differs by far more.
 _TOLERANCE = 1e-3
+# Matrices are compared by their products with so many random vectors: equal products of different matrices would be a
+# coincidence, and these are the cheaper the larger the matrices.
+_VECTORS = 8
 
 
 def verify_uses(
@@ -36,7 +38,9 @@ def verify_uses(
         UnsupportedUseError: If the sum of g z^T over a block's rows, or of its per-example gradients, is not autograd's
             gradient; or if a site has a gradient but no block.
     """
-    rows = {b.name: _from_rows(b, seen.get(b.name, ()), run) for b in blocks if isinstance(b, KroneckerBlock)}
+    kronecker = {block.name: block for block in blocks if isinstance(block, KroneckerBlock)}
+    vectors = {name: _random_vectors(block, run) for name, block in kronecker.items()}
+    rows = {name: _from_rows(block, seen.get(name, ()), vectors[name]) for name, block in kronecker.items()}
     names = list(run.latents)
     leaves = [run.latents[name].value for name in names]
     found = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
@@ -45,7 +49,7 @@ def verify_uses(
     for block in blocks:
         owned.update(block.sites)
         if isinstance(block, KroneckerBlock):
-            _compare(block, block.pack(gradient), rows[block.name])
+            _compare(block, block.pack(gradient) @ vectors[block.name], rows[block.name])
         elif block.name in examples:
             _compare(block, gradient[block.name], examples[block.name].sum(0))
     for name in names:
@@ -56,19 +60,24 @@ def verify_uses(
             )
 
 
-def _from_rows(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], run: ModelRun) -> Tensor:
-    """The sum of g z^T over the rows that were seen, as a block's matrix."""
-    total = torch.zeros_like(block.pack({site: run.latents[site].value.detach() for site in block.sites}))
+def _random_vectors(block: KroneckerBlock, run: ModelRun) -> Tensor:
+    """Random vectors to multiply a block's matrix with, [n, _VECTORS]."""
+    like, generator = run.latents[block.weight].value, torch.Generator().manual_seed(0)
+    vectors = torch.randn(block.shape[-1], _VECTORS, generator=generator, dtype=like.dtype, device="cpu")
+    return vectors.to(like.device)
+
+
+def _from_rows(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], vectors: Tensor) -> Tensor:
+    """The sum of g z^T over the rows that were seen, times some vectors; z ends in 1 where a bias is added."""
+    weight, bias = vectors.split((block.shape[-1] - (block.bias is not None), int(block.bias is not None)))
+    total = vectors.new_zeros(*block.shape[:-1], vectors.shape[-1])
     for use, grad in pairs:
         g, z = use.gradient_rows(grad), torch.cat(list(use.input_rows()), dim=-2)
         if use.transposed != block.transposed:
             g, z = z, g
-            one = 0.0
-        else:
-            one = float(use.bias == block.bias)
-        if block.bias is not None:
-            z = F.pad(z, (0, 1), value=one)
-        total = total + g.mT @ z
+        elif use.bias is not None and use.bias == block.bias:
+            total = total + g.sum(-2).unsqueeze(-1) * bias
+        total = total + g.mT @ (z @ weight)
     return total
 
 

@@ -168,13 +168,16 @@ class MapRecorder(TorchFunctionMode):
         """Run one torch function and note what it does with a weight."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func is Tensor.__setitem__:
-            # It changes a copy of a weight in place, and returns nothing.
-            self._note_others(func, self._sites_among(args, kwargs), args)
-        if not _differentiable(out) or func is Tensor.requires_grad_:
+        if not _differentiable(out):
+            if func is Tensor.__setitem__:
+                # It changes a copy of a weight in place, and returns nothing.
+                self._note_others(func, self._sites_among(_tensors(args, kwargs)), args)
             return out
-        self._part_from_biases(func, args, kwargs)
-        found = list(self._sites_among(args, kwargs))
+        if func is Tensor.requires_grad_:
+            return out
+        tensors = list(_tensors(args, kwargs))
+        self._part_from_biases(func, tensors)
+        found = self._sites_among(tensors)
         if not found:
             return out
         if isinstance(out, Tensor) and len(found) == 1 and self._follow(func, found[0], out):
@@ -188,11 +191,11 @@ class MapRecorder(TorchFunctionMode):
         for alias in aliases:
             self.others.append(OtherUse(alias.site, call_name(func), call_kind(func, args)))
 
-    def _part_from_biases(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def _part_from_biases(self, func: Callable[..., Any], tensors: list[Tensor]) -> None:
         """A product that is used again besides its sum with a bias has two gradients: the bias is none of its own."""
         if not self._joined:
             return
-        for tensor in _tensors(args, kwargs):
+        for tensor in tensors:
             held = self._joined.pop(id(tensor), None)
             if held is not None:
                 _, use = held
@@ -211,13 +214,15 @@ class MapRecorder(TorchFunctionMode):
             return self._bias(out, *args, **kwargs)
         return None
 
-    def _sites_among(self, args: Any, kwargs: Any) -> Iterator[_Alias]:
-        for tensor in _tensors(args, kwargs):
+    def _sites_among(self, tensors: Iterable[Tensor]) -> list[_Alias]:
+        found = []
+        for tensor in tensors:
             alias = self._aliases.get(id(tensor))
             if alias is not None:
-                yield alias
+                found.append(alias)
             elif tensor.requires_grad and tensor.is_leaf:
                 raise learnable_parameter(self._name_of(tensor))
+        return found
 
     def _name_of(self, parameter: Tensor) -> str:
         named = self._model.named_parameters() if isinstance(self._model, nn.Module) else ()
