@@ -56,19 +56,21 @@ class KroneckerState:
         d = delta.double()
         return float((d * self.precision.times(d)).sum())
 
-    def add(self, loc: Tensor, fisher: KroneckerFisher, rule: SumRule) -> KroneckerState:
+    def add(self, loc: Tensor, fisher: KroneckerFisher, rule: SumRule, measure: bool = True) -> KroneckerState:
         """The Gaussian around `loc` whose precision has a task's Fisher added.
 
         Args:
             loc: The new mean.
             fisher: The task's Fisher.
             rule: How to replace the sum of two Kronecker products by one.
+            measure: Whether to measure what that loses.
 
         Returns:
             The new state.
         """
         p = self.precision
-        total = kronecker_sum(p.input, p.output, fisher.input, fisher.output, rule, rtol=fisher.rtol)
+        C, D = fisher.input, fisher.output
+        total = kronecker_sum(p.input, p.output, C, D, rule, rtol=fisher.rtol, measure=measure)
         return replace(self, loc=loc, precision=total)
 
 
@@ -111,13 +113,14 @@ class DiagonalState:
         """delta^T Lambda delta."""
         return float((delta.double().square() * self.precision).sum())
 
-    def add(self, loc: Tensor, fisher: DiagonalFisher, rule: SumRule) -> DiagonalState:
+    def add(self, loc: Tensor, fisher: DiagonalFisher, rule: SumRule, measure: bool = True) -> DiagonalState:
         """The normals around `loc` with a task's Fisher added to their precisions.
 
         Args:
             loc: The new mean.
             fisher: The task's Fisher.
             rule: Not needed: diagonals add exactly.
+            measure: Not needed: nothing is lost.
 
         Returns:
             The new state.
@@ -146,12 +149,13 @@ def prior_state(block: Block, latents: dict[str, Latent]) -> State:
     return KroneckerState(block, prior.loc.clone(), factors, float(factors.logdet.sum()) / block.size)
 
 
-def narrowed(state: State, precision: float) -> State:
+def narrowed(state: State, precision: float, rule: SumRule) -> State:
     """A state with a multiple of the identity added to its precision.
 
     Args:
         state: The state.
         precision: What to add to every direction's precision.
+        rule: How to replace the sum of two Kronecker products by one.
 
     Returns:
         The narrower state.
@@ -159,8 +163,8 @@ def narrowed(state: State, precision: float) -> State:
     if isinstance(state, DiagonalState):
         return replace(state, precision=state.precision + precision)
     p = state.precision
-    identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output)]
-    return replace(state, precision=kronecker_sum(p.input, p.output, precision * identities[0], identities[1]))
+    C, D = (torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output))
+    return replace(state, precision=kronecker_sum(p.input, p.output, precision * C, D, rule, measure=False))
 
 
 def moved(state: State, device: torch.device) -> State:

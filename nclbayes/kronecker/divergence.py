@@ -49,8 +49,8 @@ class SummedPrecision:
             The sum.
         """
         return cls(
-            left=Pencil.diagonalise(A, C, ("A", "C"), rtol),
-            right=Pencil.diagonalise(B, D, ("B", "D"), rtol),
+            left=Pencil.of(A, C, ("A", "C"), rtol),
+            right=Pencil.of(B, D, ("B", "D"), rtol),
         )
 
     @property
@@ -71,7 +71,7 @@ class SummedPrecision:
 
     def terms(self) -> list[tuple[Tensor, Tensor]]:
         """The two Kronecker products, [(A, B), (C, D)]."""
-        return [(self.left.base, self.right.base), (self.left.added, self.right.added)]
+        return [(self.left.base, self.right.base), (self.left.repaired, self.right.repaired)]
 
 
 Precision = KroneckerPrecision | SummedPrecision | Tensor

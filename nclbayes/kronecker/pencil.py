@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,31 +14,26 @@ from nclbayes.kronecker.precision import check_symmetric, cholesky
 
 @dataclass(frozen=True)
 class Pencil:
-    """A pair (A, C), A positive definite and C positive semi-definite, in the basis that diagonalises both.
+    """A pair (A, C), A positive definite and C positive semi-definite, and the basis that diagonalises both.
 
     ``A = L L^T`` and ``L^-1 C L^-T = U diag(c) U^T`` give ``T = L^-T U`` with ``T^T A T = I`` and
     ``T^T C T = diag(c)``. Any combination ``X = x1 A + x2 C`` then has eigenvalues ``x1 + x2 c`` in that basis,
-    ``X^-1 = T diag(1 / (x1 + x2 c)) T^T`` and ``log|X| = log|A| + sum log(x1 + x2 c)``.
+    ``X^-1 = T diag(1 / (x1 + x2 c)) T^T`` and ``log|X| = log|A| + sum log(x1 + x2 c)``. Eigenvalues, and the basis,
+    are computed when they are first asked for.
 
     Attributes:
         base: A, [..., k, k], float64.
-        added: C, [..., k, k], float64; with its negative rounding errors removed if it had any.
-        values: c >= 0, [..., k], ascending.
-        basis: T, [..., k, k].
-        logdet: log|A|, [...].
-        clipped: How far below zero the lowest eigenvalue of ``L^-1 C L^-T`` was before it was set to zero, [...].
+        added: C, [..., k, k], float64.
+        root: L, [..., k, k].
     """
 
     base: Tensor
     added: Tensor
-    values: Tensor
-    basis: Tensor
-    logdet: Tensor
-    clipped: Tensor
+    root: Tensor
 
     @classmethod
-    def diagonalise(cls, base: Tensor, added: Tensor, names: tuple[str, str], rtol: float | None = None) -> Pencil:
-        """Diagonalise (A, C) in float64.
+    def of(cls, base: Tensor, added: Tensor, names: tuple[str, str], rtol: float | None = None) -> Pencil:
+        """Check a pair (A, C), and take it to float64.
 
         Args:
             base: A, [..., k, k], positive definite.
@@ -62,23 +58,48 @@ class Pencil:
             rtol = added.shape[-1] * torch.finfo(added.dtype).eps
         a, c = _symmetric(base), _symmetric(added)
         _check_semidefinite(names[1], c, rtol)
-        root = cholesky(names[0], a)
-        half = torch.linalg.solve_triangular(root, c, upper=False)
-        whitened = torch.linalg.solve_triangular(root.mT, half, upper=True, left=False)
-        values, vectors = torch.linalg.eigh(whitened)
-        clipped = values[..., 0].clamp(max=0.0).abs()
-        if bool(clipped.any()):
-            # C may dip below zero by rounding; left alone, x1 A + x2 C could lose definiteness.
-            lift = (root @ vectors) * (-values).clamp(min=0.0).sqrt().unsqueeze(-2)
-            c = c + lift @ lift.mT
-        return cls(
-            base=a,
-            added=c,
-            values=values.clamp(min=0.0),
-            basis=torch.linalg.solve_triangular(root.mT, vectors, upper=True),
-            logdet=2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1),
-            clipped=clipped,
-        )
+        return cls(base=a, added=c, root=cholesky(names[0], a))
+
+    @property
+    def logdet(self) -> Tensor:
+        """log|A|, [...]."""
+        return 2 * self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    @property
+    def values(self) -> Tensor:
+        """The eigenvalues c >= 0 of C relative to A, [..., k], ascending."""
+        return self._eigenvalues.clamp(min=0.0)
+
+    @property
+    def clipped(self) -> Tensor:
+        """How far below zero the lowest eigenvalue was before it was set to zero, [...]."""
+        return self._eigenvalues[..., 0].clamp(max=0.0).abs()
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """T, [..., k, k]."""
+        return torch.linalg.solve_triangular(self.root.mT, self._eigenvectors, upper=True)
+
+    @cached_property
+    def repaired(self) -> Tensor:
+        """C with its negative eigenvalues set to zero, [..., k, k]."""
+        if not bool(self.clipped.any()):
+            return self.added
+        lift = (self.root @ self._eigenvectors) * (-self._eigenvalues).clamp(min=0.0).sqrt().unsqueeze(-2)
+        return self.added + lift @ lift.mT
+
+    @cached_property
+    def _whitened(self) -> Tensor:
+        half = torch.linalg.solve_triangular(self.root, self.added, upper=False)
+        return torch.linalg.solve_triangular(self.root.mT, half, upper=True, left=False)
+
+    @cached_property
+    def _eigenvalues(self) -> Tensor:
+        return torch.linalg.eigvalsh(self._whitened)
+
+    @cached_property
+    def _eigenvectors(self) -> Tensor:
+        return torch.linalg.eigh(self._whitened).eigenvectors
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -231,7 +231,7 @@ def _family(pi: Tensor, left: Pencil, right: Pencil) -> Scalars:
 
 def _adds_nothing(left: Pencil, right: Pencil) -> Tensor:
     """Where C (x) D = 0."""
-    return (left.values[..., -1] == 0) | (right.values[..., -1] == 0)
+    return (_trace(left.added) == 0) | (_trace(right.added) == 0)
 
 
 def _family_objective(pi: Tensor, c: Tensor, d: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def trace(p: Tensor, q: Tensor) -> float:
 def assert_stationary(total: KroneckerSum, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> None:
     """The four scalar equations to 1e-10, and the matrix equations, from public results alone, to 1e-6."""
     assert total.iterations < 200
-    left, right = Pencil.diagonalise(A, C, ("A", "C")), Pencil.diagonalise(B, D, ("B", "D"))
+    left, right = Pencil.of(A, C, ("A", "C")), Pencil.of(B, D, ("B", "D"))
     x1, x2, y1, y2 = (float(s) for s in kl(left, right)[:4])
     c, d = left.values.numpy(), right.values.numpy()
     equations = [

@@ -1,5 +1,7 @@
 """What a Kronecker sum accepts: Fisher factors of float32, batches, rounding errors; and what it refuses."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -116,6 +118,26 @@ def test_negative_rounding_errors_are_clipped_and_reported(rule):
     assert float((total.input_root @ total.input_root.mT - total.input_inverse).norm()) < 1e-12 * float(
         total.input_inverse.norm()
     )
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_well_conditioned_sum_is_not_lowered_by_rounding_errors_either(rule):
+    C = torch.diag(torch.tensor([10.0, 1.0, -0.4], dtype=torch.float64))
+    eye = torch.eye(3, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    total = kronecker_sum(*eye, C, eye[1], rule, rtol=0.1)
+    clean = kronecker_sum(*eye, C.clamp(min=0.0), eye[1], rule)
+    assert float(total.clipped) == pytest.approx(0.4)
+    assert float(total.input[2, 2] / clean.input[2, 2]) == pytest.approx(1.0, rel=0.1)  # not 0.6: traces see C itself
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_unmeasured_sum_is_the_same_product(rule):
+    rng = np.random.default_rng(8)
+    f = spd(rng, 5), spd(rng, 4), spd(rng, 5), spd(rng, 4)
+    total, measured = kronecker_sum(*f, rule, measure=False), kronecker_sum(*f, rule)
+    for name in TENSORS:
+        assert torch.equal(getattr(total, name), getattr(measured, name))
+    assert all(math.isnan(float(v)) for v in (total.kl, total.start_kl, total.clipped))
 
 
 def test_nothing_is_reported_where_nothing_was_clipped():
