@@ -14,19 +14,22 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from nclbayes.blocks import KroneckerBlock, find_blocks
+from nclbayes.blocks import KroneckerBlock
 from nclbayes.engines import ENGINES
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint, identity
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
-from nclbayes.fisher import FisherAccumulator
+from nclbayes.joining import check_fisher, look, starting_points, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
-from nclbayes.state import State, moved, prior_state, state_from, state_settings, state_tensors
+from nclbayes.state import State, moved, state_from, state_settings, state_tensors
 from nclbayes.storage import read_file, write_file
 from nclbayes.task import Task, to_device
-from nclbayes.watch import ModelRun, watch
+from nclbayes.watch import ModelRun
 from nclbayes.watch.run import Model
+
+# So many samples of the weights are drawn and run at once.
+_CHUNK = 8
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class OnlinePosterior:
         initial: Where learning starts, values by site. By default the model's own ``initial_values()`` (a
             :class:`BayesianNetwork` has its network's parameters), else small random weights around the prior mean.
         generator: Decides every draw, unless an update passes another; by default one seeded with 0.
+        example: A task that shows the model's sites at once: their prior is then there to look at and to sample from.
+            Without it the first update shows them. Nothing is learnt from it.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -82,6 +87,7 @@ class OnlinePosterior:
         *,
         initial: Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
+        example: Task | None = None,
     ) -> None:
         if not isinstance(engine, Engine):
             raise SettingError(f"engine must be LaplaceNCL(...) or VariationalNCL(...), not {type(engine).__name__}.")
@@ -94,6 +100,10 @@ class OnlinePosterior:
         self._tasks: tuple[str, ...] = ()
         self._outputs: tuple[str, ...] = ()
         self.log_evidence: float | None = None
+        if example is not None:
+            run = look(model, self._few(example), example.context, {})
+            self._states = touched_states(run, {})
+            self._outputs = tuple(run.observed)
 
     @property
     def blocks(self) -> Mapping[str, State]:
@@ -140,8 +150,14 @@ class OnlinePosterior:
         """
         engine = self.engine if engine is None else engine
         generator = self.generator if generator is None else generator
-        run = self._look(task, engine)
-        touched, start = self._gather(run, generator)
+        few = self._few(task)
+        run = look(self.model, few, task.context, self.mean())
+        touched = touched_states(run, self._states)
+        start = starting_points(touched, self._trained, self._initial_values(), generator)
+        values = {name: latent.value.detach() for name, latent in run.latents.items()}
+        for name, matrix in start.items():
+            values |= touched[name].block.unpack(matrix)
+        check_fisher(self.model, few, task.context, values, engine)
         if checkpoint_every < 1:
             raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
         snapshots = None
@@ -193,17 +209,21 @@ class OnlinePosterior:
 
         Raises:
             ModelError: If no task has been learnt yet, or the output is not one that can be linearised.
-            SettingError: If the method is unknown.
+            SettingError: If the method is unknown, or `num_samples` less than 1.
         """
         if not self._outputs:
             raise ModelError("There is nothing to predict from yet: call update(task) first.")
+        if num_samples is not None and num_samples < 1:
+            raise SettingError(f"num_samples must be at least 1, not {num_samples}.")
         method = method or ("mean" if num_samples is None else "samples")
         given, output = to_device(inputs, self._device(None)), self._outputs[0]
         if method == "mean":
             with torch.no_grad():
                 return predictive(self.model, given, context, self.mean(), output)
         if method == "samples":
-            return predictive_mixture(self.model, given, context, self.sample(num_samples or 32, generator), output)
+            count = num_samples or 32
+            chunks = (self.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
+            return predictive_mixture(self.model, given, context, chunks, output)
         if method != "linearized":
             raise SettingError(f"method is {method!r}; choose 'mean', 'samples' or 'linearized'.")
         generator = self.generator if generator is None else generator
@@ -293,14 +313,9 @@ class OnlinePosterior:
         generator = self.generator if generator is None else generator
         values: dict[str, Tensor] = {}
         for state in self._states.values():
-            distribution = state.distribution
             shape = (num_samples, *state.loc.shape)
             eps = torch.randn(shape, generator=generator, dtype=state.loc.dtype, device=generator.device)
-            eps = eps.to(state.loc.device)
-            if isinstance(state.block, KroneckerBlock):
-                values |= state.block.unpack(distribution.transform(eps))
-            else:
-                values |= state.block.unpack(state.loc + eps * distribution.base_dist.scale)
+            values |= state.block.unpack(state.loc + state.coloured(eps.to(state.loc.device)))
         return values
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -388,49 +403,9 @@ class OnlinePosterior:
                     f"the model's {shape}."
                 )
 
-    def _look(self, task: Task, engine: Engine) -> ModelRun:
-        """Run the model once on a small batch of the task, to see its sites and refuse what does not fit."""
-        first = next(iter(task.epoch(min(engine.batch_size, 8), torch.Generator().manual_seed(0))))
-        batch = to_device(first, self._device(task))
-        check = getattr(self.model, "check", None)
-        if check is not None:
-            check(*batch, **task.context)
-        run = watch(self.model, batch, {**(self._initial_values() or {}), **self.mean()}, task.context)
-        # A Fisher that cannot be had is refused now, not after the last step.
-        values = {name: latent.value.detach() for name, latent in run.latents.items()}
-        settings = {"kind": engine.fisher, "temperature": engine.fisher_temperature, "context": task.context}
-        FisherAccumulator(self.model, values, **settings).add(run, batch)  # type: ignore[arg-type]
-        return run
-
-    def _gather(self, run: ModelRun, generator: torch.Generator) -> tuple[dict[str, State], dict[str, Tensor]]:
-        """The states of the blocks that the task touches, new ones from their prior, and where each starts."""
-        states: dict[str, State] = {}
-        start: dict[str, Tensor] = {}
-        owners = {site: name for name, state in self._states.items() for site in state.block.sites}
-        initial = self._initial_values()
-        for name, block in find_blocks(run).items():
-            known = self._states.get(name)
-            if known is None:
-                taken = [site for site in block.sites if site in owners]
-                if taken:
-                    raise ModelError(
-                        f"Sites {taken} belong to block '{owners[taken[0]]}'; this task uses them otherwise."
-                    )
-                known = prior_state(block, run.latents)
-            elif known.block != block:
-                raise ModelError(f"Block '{name}' is {known.block} in the posterior, but this task uses it as {block}.")
-            states[name] = known
-            if name in self._trained:
-                start[name] = known.loc
-            elif initial is not None and all(site in initial for site in block.sites):
-                start[name] = block.pack({site: initial[site].to(known.loc) for site in block.sites})
-            else:
-                fan_in = block.shape[-1] if block.shape else 1
-                noise = torch.randn(known.loc.shape, generator=generator, device=generator.device).to(known.loc)
-                start[name] = known.loc + noise * torch.minimum(
-                    known.distribution.variance.sqrt(), torch.full_like(known.loc, fan_in**-0.5)
-                )
-        return states, start
+    def _few(self, task: Task) -> tuple[Any, ...]:
+        """A few examples of a task."""
+        return to_device(next(iter(task.epoch(8, torch.Generator().manual_seed(0)))), self._device(task))
 
     def _initial_values(self) -> Mapping[str, Tensor] | None:
         if self._initial is not None:

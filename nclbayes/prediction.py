@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyro
@@ -71,9 +71,8 @@ def predictive_mixture(
     model: Model,
     inputs: Sequence[Any],
     context: Mapping[str, Any],
-    samples: Mapping[str, Tensor],
+    samples: Iterable[Mapping[str, Tensor]],
     output: str,
-    chunk_size: int | None = 8,
 ) -> Any:
     """The distribution of an output site, averaged over samples of the weights.
 
@@ -81,9 +80,8 @@ def predictive_mixture(
         model: The Pyro model.
         inputs: Its positional arguments, without the observed one.
         context: Its keyword arguments.
-        samples: Weights by site, [samples, ...].
+        samples: Samples of the weights in chunks, each run at once: by site, [samples, ...].
         output: The output site.
-        chunk_size: How many samples to run at once.
 
     Returns:
         For a Categorical or Bernoulli site, the same kind with averaged probabilities; for others, an equal mixture.
@@ -97,7 +95,8 @@ def predictive_mixture(
         return {name: getattr(base, name) for name in _parameters(base)}
 
     with pyro.validation_enabled(False), torch.no_grad():
-        batched = vmap(parameters, randomness="different", chunk_size=chunk_size)(dict(samples))
+        chunks = [vmap(parameters, randomness="different")(dict(chunk)) for chunk in samples]
+    batched = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
     fn, base = found[0], _base(found[0])
     if isinstance(base, (torch_dist.Categorical, torch_dist.Bernoulli)) and not fn.event_shape:
         probs = type(base)(logits=batched["logits"]).probs.mean(0)

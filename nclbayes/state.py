@@ -13,6 +13,7 @@ from torch import Tensor
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
 from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, SumRule, kronecker_sum
+from nclbayes.kronecker.triangular import between_triangles
 from nclbayes.watch import Latent
 
 
@@ -50,6 +51,11 @@ class KroneckerState:
         """S_G^T J S_A: gradients whose inner products are those of Lambda^-1."""
         p = self.precision
         return p.output_root.to(gradients.dtype).mT @ gradients @ p.input_root.to(gradients.dtype)
+
+    def coloured(self, eps: Tensor) -> Tensor:
+        """S_G eps S_A^T: standard normal noise with the covariance Lambda^-1."""
+        p, dtype = self.precision, eps.dtype
+        return between_triangles(p.output_root.to(dtype), eps, p.input_root.to(dtype))
 
     def quadratic(self, delta: Tensor) -> float:
         """delta^T Lambda delta."""
@@ -108,6 +114,10 @@ class DiagonalState:
     def whiten(self, gradients: Tensor) -> Tensor:
         """Gradients divided by the root of the precision: their inner products are those of Lambda^-1."""
         return gradients * self.precision.rsqrt().to(gradients.dtype)
+
+    def coloured(self, eps: Tensor) -> Tensor:
+        """Standard normal noise with the covariance Lambda^-1."""
+        return eps * self.precision.rsqrt().to(eps.dtype)
 
     def quadratic(self, delta: Tensor) -> float:
         """delta^T Lambda delta."""

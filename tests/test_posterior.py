@@ -66,6 +66,20 @@ def test_engines_may_be_switched_between_tasks(order: tuple[ncl.LaplaceNCL, ncl.
     assert all(posterior.blocks[name].logdet > before[name] for name in before)
 
 
+def test_an_example_shows_the_prior_before_any_task() -> None:
+    task = classification_task()
+    posterior = ncl.OnlinePosterior(classifier(), LAPLACE, example=task)
+    assert posterior.tasks == ()
+    assert {name: tuple(s.loc.shape) for name, s in posterior.blocks.items()} == {"0": (8, 6), "2": (3, 9)}
+    draws = posterior.sample(4000)["0.weight"]
+    assert float(draws.std()) == pytest.approx(1.0, rel=0.02)
+    assert posterior.predict(task.train[0][:4], num_samples=3).probs.shape == (4, 3)
+    posterior.update(task)
+    plain = ncl.OnlinePosterior(classifier(), LAPLACE)
+    plain.update(task)
+    assert same(snapshot(posterior), snapshot(plain))
+
+
 def multi_head() -> ncl.BayesianNetwork:
     torch.manual_seed(0)
     net = ncl.MultiHead(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), [nn.Linear(6, 3) for _ in range(3)])
@@ -206,10 +220,17 @@ def test_the_plug_in_prediction_is_the_network_at_the_mean() -> None:
     torch.testing.assert_close(posterior.predict(x).probs, F.softmax(logits, -1))
 
 
+def drawn_in_chunks(posterior: ncl.OnlinePosterior, count: int, seed: int) -> dict[str, Tensor]:
+    """The samples that a prediction draws: eight at a time."""
+    g = torch.Generator().manual_seed(seed)
+    chunks = [posterior.sample(min(8, count - i), generator=g) for i in range(0, count, 8)]
+    return {site: torch.cat([chunk[site] for chunk in chunks]) for site in chunks[0]}
+
+
 def test_the_monte_carlo_prediction_averages_the_networks() -> None:
     posterior, x = learnt(), inputs(6, 5)
     found = posterior.predict(x, num_samples=20, generator=torch.Generator().manual_seed(1))
-    draws = posterior.sample(20, generator=torch.Generator().manual_seed(1))
+    draws = drawn_in_chunks(posterior, 20, seed=1)
     probs = [
         F.softmax(
             F.linear(torch.tanh(F.linear(x, draws["0.weight"][i], draws["0.bias"][i])), draws["2.weight"][i])
@@ -233,7 +254,7 @@ def test_other_likelihoods_learn_and_predict_as_mixtures(likelihood: object) -> 
     posterior = ncl.OnlinePosterior(model, LAPLACE)
     posterior.update(ncl.Task((x, y), name="y"))
     mixture = posterior.predict(x[:7], num_samples=40, generator=torch.Generator().manual_seed(1))
-    draws = posterior.sample(40, generator=torch.Generator().manual_seed(1))
+    draws = drawn_in_chunks(posterior, 40, seed=1)
     outs = [
         F.linear(torch.tanh(F.linear(x[:7], draws["0.weight"][i], draws["0.bias"][i])), draws["2.weight"][i])
         + draws["2.bias"][i]
@@ -291,6 +312,8 @@ def test_the_linearised_prediction_of_a_network_uses_its_jacobian() -> None:
         torch.testing.assert_close(found.covariance_matrix[i].double(), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(SettingError, match="'linearized'"):
         posterior.predict(x, method="best")
+    with pytest.raises(SettingError, match="num_samples must be at least 1, not 0"):
+        posterior.predict(x, num_samples=0)
 
 
 def test_predicting_before_learning_is_an_error() -> None:

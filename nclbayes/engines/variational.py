@@ -17,6 +17,7 @@ from nclbayes.errors import SettingError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.fisher.sums import under
 from nclbayes.kronecker import SumRule
+from nclbayes.kronecker.triangular import between_triangles
 from nclbayes.randomness import drawing_from
 from nclbayes.state import KroneckerState, State, narrowed, state_from, state_settings, state_tensors
 from nclbayes.watch import watch
@@ -218,7 +219,7 @@ class VariationalStepper:
         """Draw a block's samples with the covariance of `state` from now on."""
         self._sampler[name], dtype = state, state.loc.dtype
         if isinstance(state, KroneckerState):
-            self._roots[name] = state.precision.output_root.to(dtype), state.precision.input_root.to(dtype).mT
+            self._roots[name] = state.precision.output_root.to(dtype), state.precision.input_root.to(dtype)
         else:
             self._roots[name] = None, state.precision.rsqrt().to(dtype)
 
@@ -226,4 +227,4 @@ class VariationalStepper:
         """A draw from N(0, Lambda^-1): S_G eps S_A^T."""
         generator, (left, right) = self._problem.generator, self._roots[name]
         eps = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
-        return eps * right if left is None else left @ eps @ right
+        return eps * right if left is None else between_triangles(left, eps, right)

@@ -85,8 +85,8 @@ class KroneckerPrecision:
         output: G, [..., m, m].
         input_inverse: A^-1, [..., n, n].
         output_inverse: G^-1, [..., m, m].
-        input_root: S_A with S_A S_A^T = A^-1, [..., n, n].
-        output_root: S_G with S_G S_G^T = G^-1, [..., m, m].
+        input_root: S_A, upper triangular, with S_A S_A^T = A^-1, [..., n, n].
+        output_root: S_G, upper triangular, with S_G S_G^T = G^-1, [..., m, m].
         logdet: log|A (x) G|, [...].
 
     Example:

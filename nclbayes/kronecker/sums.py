@@ -11,6 +11,7 @@ from nclbayes.errors import SettingError
 from nclbayes.kronecker.pencil import Pencil
 from nclbayes.kronecker.precision import KroneckerPrecision, inverse_root, kronecker_logdet
 from nclbayes.kronecker.rules import RULES, SumRule, additive, relative_kl
+from nclbayes.kronecker.triangular import upper_root
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _combine(pencil: Pencil, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor, Te
         return matrix, inverse, root, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     values = x1.unsqueeze(-1) + x2.unsqueeze(-1) * pencil.values
     matrix = base + x2[..., None, None] * pencil.repaired
-    root = _sharpened(pencil.basis * values.rsqrt().unsqueeze(-2), matrix)
+    root = _sharpened(upper_root(pencil.basis * values.rsqrt().unsqueeze(-2)), matrix)
     return matrix, root @ root.mT, root, pencil.logdet + values.log().sum(-1)
 
 

@@ -113,6 +113,7 @@ def test_negative_rounding_errors_are_clipped_and_reported(rule):
     assert float(total.clipped) == pytest.approx(-lowest / 1e-5, rel=1e-3)
     values = torch.linalg.eigvalsh(total.input)
     assert float(values[0]) > 0
+    assert torch.equal(total.input_root, total.input_root.triu())
     condition = float(values[-1] / values[0])
     assert inverse_error(total.input, total.input_inverse) < 1e-14 * condition
     assert float((total.input_root @ total.input_root.mT - total.input_inverse).norm()) < 1e-12 * float(
