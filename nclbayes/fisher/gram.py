@@ -72,7 +72,7 @@ class GramSum:
         self._row_sum *= factor
 
     def value(self, factor: float = 1.0) -> Tensor:
-        """The sum, symmetric, [..., k, k] in float64.
+        """The sum, symmetric and positive semi-definite up to rounding, [..., k, k] in float64.
 
         Args:
             factor: What to multiply it with.
@@ -87,6 +87,11 @@ class GramSum:
             whole[..., i:j, i:j] = (corner + corner.mT) / 2
             whole[..., i:j, j:] = rest
             whole[..., j:, i:j] = rest.mT
+        # Squares so small that they, or products with them, may have underflowed: gone, with their row and column.
+        limits = torch.finfo(self._partial.dtype)
+        kept = upper.diagonal(dim1=-2, dim2=-1) >= limits.tiny / limits.eps
+        if not bool(kept.all()):
+            whole *= kept.unsqueeze(-1) & kept.unsqueeze(-2)
         return whole
 
     def row_sum(self) -> Tensor:

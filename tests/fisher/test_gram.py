@@ -1,0 +1,41 @@
+"""Sums of outer products against plain float64 ones."""
+
+import pytest
+import torch
+
+from nclbayes.fisher.gram import GramSum
+
+
+def gram_sum(rows: torch.Tensor) -> GramSum:
+    return GramSum((*rows.shape[:-2], rows.shape[-1]), rows.dtype, rows.device)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2000, 100), (2, 1500, 97), (40_000, 5)])
+def test_the_sum_is_that_of_outer_products(shape):
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    total, weights = gram_sum(rows), torch.ones(shape[-2], dtype=torch.float64)
+    half = shape[-2] // 2
+    total.add(rows[..., :half, :], in_row_sum=True)
+    total.add(rows[..., half:, :], weight=2.0)
+    weights[half:] = 2.0
+    exact = rows.double().mT @ (weights.unsqueeze(-1) * rows.double())
+    scale = float(exact.abs().max())
+    torch.testing.assert_close(total.value(), exact, rtol=0, atol=1e-6 * scale)
+    assert torch.equal(total.value(), total.value().mT)
+    torch.testing.assert_close(total.row_sum(), rows[..., :half, :].double().sum(-2), rtol=1e-5, atol=1e-3)
+    total.scale(0.5)
+    torch.testing.assert_close(total.value(3.0), 1.5 * exact, rtol=0, atol=2e-6 * scale)
+
+
+def test_products_that_underflow_leave_no_indefinite_matrix():
+    direction = torch.logspace(0, -6, 30)
+    rows = 1e-17 * torch.randn(64, 1, generator=torch.Generator().manual_seed(0)) * direction
+    total = gram_sum(rows)
+    total.add(rows)
+    value = total.value()
+    lowest, highest = torch.linalg.eigvalsh(value)[[0, -1]]
+    assert float(lowest) >= -1e-5 * float(highest)
+    mixed = gram_sum(rows)
+    mixed.add(torch.cat([torch.ones(64, 1), rows[:, 1:]], -1))
+    assert torch.equal(mixed.value()[1:], torch.zeros(29, 30, dtype=torch.float64))
+    assert float(mixed.value()[0, 0]) == 64
