@@ -162,9 +162,13 @@ def _guarded_step(stepper: Stepper, batch: tuple[Any, ...], lr: float, task: str
     """One step, or an error that says where numbers ceased to be finite."""
     try:
         loss = stepper.step(batch, lr)
+    except NonFiniteError as error:
+        raise _diverged(str(error).rstrip("."), task, step) from error
     except ValueError as error:
-        # A distribution refuses NaN in its parameters before there is a loss.
         _check_finite(stepper, task, step, error)
+        if "to satisfy the constraint" in str(error):
+            # A distribution refuses NaN in its parameters before there is a loss.
+            raise _diverged("The likelihood was given parameters that are not finite", task, step) from error
         raise
     if not math.isfinite(loss):
         raise _diverged(f"The loss became {loss}", task, step)

@@ -205,7 +205,8 @@ def test_a_diverging_update_leaves_the_posterior_as_it_was() -> None:
 
 def test_weights_that_diverge_are_named() -> None:
     posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=200, batch_size=60, lr=1e30))
-    with pytest.raises(NonFiniteError, match=r"site '\d\.\w+' became NaN or infinite at step \d+ of task|loss became"):
+    diverged = r"site '\d\.\w+' became NaN or infinite at step \d+ of task|loss became|not finite at step \d+"
+    with pytest.raises(NonFiniteError, match=diverged):
         posterior.update(classification_task(1))
     assert not posterior.blocks
 
@@ -237,3 +238,22 @@ def test_labels_and_shapes_that_do_not_fit_are_refused_before_anything_changes()
 def test_settings_are_checked(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         ncl.LaplaceNCL(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])
+def test_an_exploding_recurrent_network_stops_with_the_step(engine: type[ncl.LaplaceNCL]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.core, self.out = ncl.nn.RNN(2, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.core(x))
+
+    torch.manual_seed(0)
+    model = ncl.BayesianNetwork(Net(), ncl.Normal(0.1), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, engine(steps=200, batch_size=20, lr=1.0))
+    x = torch.randn(40, 30, 2, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(NonFiniteError, match=r"at step \d+ of task 'noise'. The posterior is as it was before"):
+        posterior.update(ncl.Task((x, x[..., :1]), name="noise"))
+    assert not posterior.blocks
