@@ -57,3 +57,33 @@ def test_a_write_that_fails_midway_leaves_the_old_file(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="nowhere"):
         write_file(tmp_path / "nowhere" / "f", "thing", {}, {})
+
+
+@pytest.mark.slow
+def test_saving_and_loading_do_not_double_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    child = textwrap.dedent(f"""
+        import resource, sys
+        import pyro.distributions as dist, torch
+        import nclbayes as ncl
+        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        net = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(8)))
+        model = ncl.BayesianNetwork(net, ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        task = ncl.Task((torch.zeros(2, 1000), torch.zeros(2, 1000)), name="zeros")
+        if sys.argv[1] == "save":
+            posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(), example=task)
+            before = peak()
+            posterior.save({str(path)!r})
+        else:
+            before = peak()
+            ncl.OnlinePosterior.load({str(path)!r}, model)
+        print(peak() - before)
+    """)
+    grown = {}
+    for verb in ("save", "load"):
+        done = subprocess.run([sys.executable, "-c", child, verb], capture_output=True, text=True, check=True)
+        grown[verb] = float(done.stdout)
+    size = path.stat().st_size / 2**20
+    assert size > 300  # MiB
+    assert grown["save"] < 0.1 * size
+    assert grown["load"] < 1.2 * size
