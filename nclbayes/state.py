@@ -76,6 +76,9 @@ class KroneckerState:
         """
         p = self.precision
         C, D = fisher.input, fisher.output
+        if 1 in p.shape:
+            # One side is a single number: the sum is a Kronecker product, and `kl` finds it.
+            rule = SumRule.KL
         total = kronecker_sum(p.input, p.output, C, D, rule, rtol=fisher.rtol, measure=measure)
         return replace(self, loc=loc, precision=total)
 

@@ -33,8 +33,10 @@ class LaplaceNCL(Engine):
     Example:
         >>> from nclbayes import LaplaceNCL
         >>> LaplaceNCL(steps=500).kronecker_sum.value
-        'kl'
+        'additive'
     """
+
+    kronecker_sum: SumRule | str = SumRule.ADDITIVE
 
     def run(self, problem: Problem) -> Outcome:
         """Find the mode of the task's posterior, then add the Fisher there to the precision.

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.settings import EngineSettings
-from nclbayes.errors import NonFiniteError
+from nclbayes.errors import MatrixError, NonFiniteError
 from nclbayes.fisher.sums import under
 from nclbayes.task import Batches, to_device
 
@@ -164,6 +164,8 @@ def _guarded_step(stepper: Stepper, batch: tuple[Any, ...], lr: float, task: str
         loss = stepper.step(batch, lr)
     except NonFiniteError as error:
         raise _diverged(str(error).rstrip("."), task, step) from error
+    except MatrixError as error:
+        raise _diverged(f"The Fisher could not be added to the precision ({error})", task, step) from error
     except ValueError as error:
         _check_finite(stepper, task, step, error)
         if "to satisfy the constraint" in str(error):

@@ -25,7 +25,8 @@ class EngineSettings:
         prior_weight: lambda, the weight of the previous posterior; 1 is Bayes' rule.
         alpha: Damping: the preconditioner uses Lambda + N alpha^2 I.
         trust_radius: Scale each step back so that 1/2 delta^T Lambda delta <= r^2; None: do not.
-        kronecker_sum: The rule by which a task's Fisher is added to the precision.
+        kronecker_sum: The rule by which a task's Fisher is added to the precision. "kl" is the closest; "additive" and
+            "bound" never underestimate a precision, and retain more over many tasks.
         fisher: "model", "exact" or "empirical".
         fisher_samples: Targets drawn for each example.
         fisher_size: Use so many examples for the Fisher; None: all.

@@ -46,6 +46,7 @@ class VariationalNCL(Engine):
             prior itself would be noise; the recursion forgets its start. None: start at the prior.
     """
 
+    kronecker_sum: SumRule | str = SumRule.BOUND
     beta: float = 0.01
     particles: int = 1
     refresh_every: int = 50

@@ -35,7 +35,7 @@ def conjugate(tasks: list[ncl.Task], scale: float, prior: float) -> tuple[Tensor
     return torch.linalg.solve(precision, moment), precision
 
 
-@pytest.mark.parametrize("rule", ["kl", "mse"])
+@pytest.mark.parametrize("rule", ["kl", "mse", "additive"])
 def test_the_linear_gaussian_posterior_is_exact_after_every_task(rule: str) -> None:
     tasks = [regression_task(seed) for seed in range(3)]
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
@@ -123,15 +123,17 @@ def test_a_later_task_follows_the_trust_region_rule() -> None:
         torch.testing.assert_close(state.loc.double(), theta[name], rtol=1e-4, atol=1e-5)
 
 
-def test_the_precision_grows_by_the_fisher_at_the_new_mean() -> None:
+@pytest.mark.parametrize("rule", ["kl", "additive", "bound"])
+def test_the_precision_grows_by_the_fisher_at_the_new_mean(rule: str) -> None:
     model, task = classifier(), classification_task()
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=20, batch_size=60, fisher="exact"))
+    engine = ncl.LaplaceNCL(steps=20, batch_size=60, fisher="exact", kronecker_sum=rule)
+    posterior = ncl.OnlinePosterior(model, engine)
     posterior.update(task)
     fisher = ncl.fisher(model, posterior.mean(), task.train, kind="exact")
     for name, state in posterior.blocks.items():
         n, m = fisher[name].input.shape[0], fisher[name].output.shape[0]
         expected = ncl.kronecker_sum(
-            torch.eye(n).double(), torch.eye(m).double(), fisher[name].input, fisher[name].output, rtol=1e-6
+            torch.eye(n).double(), torch.eye(m).double(), fisher[name].input, fisher[name].output, rule, rtol=1e-6
         )
         torch.testing.assert_close(state.precision.dense(), expected.dense(), rtol=1e-5, atol=1e-5)
 
