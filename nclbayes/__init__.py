@@ -1,6 +1,7 @@
 """Bayesian continual learning for Pyro, with Kronecker-factored Gaussian posteriors."""
 
 from nclbayes import nn
+from nclbayes.analysis import Record, Score, evaluate
 from nclbayes.engines import LaplaceNCL, VariationalNCL
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, FisherKind, KroneckerFisher, fisher
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
@@ -27,11 +28,14 @@ __all__ = [
     "Normal",
     "OnlinePosterior",
     "Poisson",
+    "Record",
+    "Score",
     "SumRule",
     "Task",
     "UpdateReport",
     "VariationalNCL",
     "__version__",
+    "evaluate",
     "fisher",
     "kronecker_sum",
     "nn",

@@ -46,18 +46,38 @@ class Likelihood(ABC):
             DataError: If shape, dtype or values do not fit.
         """
 
-    def observe(self, output: Tensor, target: Tensor | None, mask: Tensor | None = None) -> Any:
+    def weighted(self, output: Tensor, weight: Tensor) -> Any:
+        """The distribution of targets that count more or less than once.
+
+        Args:
+            output: The network's output.
+            weight: What each target counts, positive.
+
+        Raises:
+            SettingError: If a weighted likelihood of this kind is no distribution.
+        """
+        raise SettingError(f"A {type(self).__name__} likelihood takes no weights; a Normal one does.")
+
+    def observe(
+        self, output: Tensor, target: Tensor | None, mask: Tensor | None = None, weight: Tensor | None = None
+    ) -> Any:
         """The Pyro statement: sample site ``y``, observed if there is a target.
 
         Args:
             output: The network's output.
             target: What was observed, or None to predict.
             mask: Boolean, which of the targets count; of the distribution's batch shape.
+            weight: What each of them counts, of the same shape; a target of weight zero does not count.
 
         Returns:
             The distribution of the targets.
         """
-        fn = self.distribution(output)
+        if weight is None:
+            fn = self.distribution(output)
+        else:
+            counts = weight > 0
+            mask = counts if mask is None else mask & counts
+            fn = self.weighted(output, torch.where(counts, weight, torch.ones_like(weight)))
         if mask is not None:
             fn = fn.mask(mask)
         fn = fn.to_event(len(fn.batch_shape) - 1)
@@ -125,6 +145,10 @@ class Normal(Likelihood):
     def distribution(self, output: Tensor) -> Any:
         """Normal with the output as mean."""
         return dist.Normal(output, self.scale)
+
+    def weighted(self, output: Tensor, weight: Tensor) -> Any:
+        """Squared errors times their weight: Normal with the scale divided by the weight's root."""
+        return dist.Normal(output, self.scale * weight.rsqrt())
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Finite floating-point numbers, one for each output."""

@@ -33,6 +33,7 @@ class BayesianNetwork(PyroModule):
             which the first that matches a parameter's name counts; or a callable ``prior(name, parameter)``.
         inputs: How many positional inputs the network takes.
         mask: A function of those inputs that returns which targets count (padding does not), if not all do.
+        weight: A function of those inputs that returns what each target counts, if not once each (Normal likelihoods).
 
     Raises:
         SettingError: If a parameter has no prior, or one that is not a Normal of a fitting shape.
@@ -55,11 +56,13 @@ class BayesianNetwork(PyroModule):
         *,
         inputs: int = 1,
         mask: Callable[..., Tensor] | None = None,
+        weight: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.likelihood = likelihood
         self.inputs = inputs
         self.mask = mask
+        self.weight = weight
         # Kept where PyroModule does not look: it would register the network's parameters with the param store.
         self._modules["net"] = net
         self._priors: dict[str, Any] = {}
@@ -105,7 +108,8 @@ class BayesianNetwork(PyroModule):
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
         weights = {name: pyro.sample(name, prior) for name, prior in self._site_priors().items()}
         output = functional_call(self.network, weights, inputs, context)
-        return self.likelihood.observe(output, target, None if self.mask is None else self.mask(*inputs))
+        mask, weight = (None if f is None else f(*inputs) for f in (self.mask, self.weight))
+        return self.likelihood.observe(output, target, mask, weight)
 
     def check(self, *args: Any, **context: Any) -> None:
         """Refuse data that do not fit the network or the likelihood, before anything is learnt from them.

@@ -93,6 +93,28 @@ def test_sequences_are_masked_by_a_function_of_the_inputs() -> None:
     assert posterior.predict(x, lengths).event_shape == (6,)
 
 
+def test_weighted_squared_errors_are_normals_of_other_scales() -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    net = Net(4, 2)
+    model = ncl.BayesianNetwork(net, ncl.Normal(0.5), dist.Normal(0.0, 1.0), inputs=2, weight=lambda x, w: w)
+    x, y, w = inputs(6, 4), inputs(6, 2), torch.tensor([[1.0, 2.0]] * 5 + [[0.0, 3.0]])
+    trace = poutine.trace(poutine.condition(model, model.initial_values())).get_trace(x, w, y)
+    trace.compute_log_prob()
+    expected = (dist.Normal(net(x), 0.5 / w.clamp(min=1e-9).sqrt()).log_prob(y) * (w > 0)).sum(-1)
+    torch.testing.assert_close(trace.nodes["y"]["log_prob"], expected)
+    # a weight multiplies the Fisher of its output
+    exact = ncl.fisher(model, model.initial_values(), (x[:5], w[:5], y[:5]), kind="exact")["weight"]
+    expected = torch.diag(torch.tensor([20.0, 40.0], dtype=torch.float64))
+    torch.testing.assert_close(exact.output, expected, rtol=1e-5, atol=1e-5)
+    refused = ncl.BayesianNetwork(net, ncl.Bernoulli(), dist.Normal(0.0, 1.0), inputs=2, weight=lambda x, w: w)
+    with pytest.raises(SettingError, match="Bernoulli likelihood takes no weights"):
+        refused(x, w, y)
+
+
 @pytest.mark.parametrize(
     ("likelihood", "output", "target", "message"),
     [

@@ -1,0 +1,174 @@
+"""How good a learner's predictions are, on each of several tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch import distributions as torch_dist
+
+from nclbayes.errors import DataError
+from nclbayes.task import Task
+
+Metric = Callable[[Any, tuple[Any, ...]], Tensor]
+"""From a predictive distribution and its batch to one number (or truth value) for each example."""
+
+
+class Predictor(Protocol):
+    """Whatever predicts as an online posterior does."""
+
+    def predict(self, *inputs: Any, **settings: Any) -> Any:
+        """The distribution of the targets of new inputs."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well the test data of one task are predicted.
+
+    Attributes:
+        accuracy: The share of examples that are predicted rightly: the most probable class is the true one, or what a
+            metric of one's own says.
+        loss: The mean negative log likelihood of an example under the predictive, in nats.
+        calibration_error: The expected calibration error over 15 bins of confidence: the mean gap between confidence
+            and accuracy, weighted by how many examples fall into a bin. NaN where there are no class probabilities.
+        examples: How many examples there were.
+    """
+
+    accuracy: float
+    loss: float
+    calibration_error: float
+    examples: int
+
+
+def evaluate(
+    posterior: Predictor,
+    tasks: Sequence[Task],
+    *,
+    num_samples: int | None = None,
+    batch_size: int = 1000,
+    metric: Metric | None = None,
+    generator: torch.Generator | None = None,
+) -> list[Score]:
+    """Score a learner on the test data of each task.
+
+    Args:
+        posterior: What predicts: an :class:`~nclbayes.OnlinePosterior`, or anything with its ``predict``.
+        tasks: The tasks; each must have test data.
+        num_samples: Average the predictions over so many samples of the weights; None: use the posterior mean.
+        batch_size: Examples at a time.
+        metric: What counts as right, where that is not the most probable class:
+            ``metric(distribution, batch) -> [examples]``.
+        generator: Decides the samples of the weights, and of endless test data; by default one seeded with 0.
+
+    Returns:
+        One score a task.
+
+    Raises:
+        DataError: If a task has no test data, or the predictive has no classes and there is no metric.
+
+    Example:
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> net = torch.nn.Linear(2, 2)
+        >>> model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+        >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+        >>> task = ncl.Task((x, (x[:, 0] > 0).long()), (x, (x[:, 0] > 0).long()), name="sign")
+        >>> posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=100, batch_size=50, lr=0.5))
+        >>> report = posterior.update(task, progress=False)
+        >>> ncl.evaluate(posterior, [task])[0].accuracy > 0.9
+        True
+    """
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    return [_score(posterior, task, num_samples, batch_size, metric or _is_most_probable, generator) for task in tasks]
+
+
+def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
+    """The expected calibration error: confidence against accuracy, in equal bins of confidence.
+
+    Args:
+        confidence: The probability of the predicted class, [N].
+        correct: Whether it was right, [N].
+        bins: How many bins.
+
+    Returns:
+        ``sum_b (n_b / N) |accuracy_b - confidence_b|``.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.analysis.evaluation import calibration_error
+        >>> calibration_error(torch.full((4,), 0.75), torch.tensor([True, True, True, False]))
+        0.0
+    """
+    index = (confidence * bins).long().clamp(max=bins - 1)
+    gap = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
+    gap.index_add_(0, index, correct.double() - confidence.double())
+    return float(gap.abs().sum() / len(confidence))
+
+
+def _score(
+    posterior: Predictor,
+    task: Task,
+    num_samples: int | None,
+    batch_size: int,
+    metric: Metric,
+    generator: torch.Generator,
+) -> Score:
+    sampling: dict[str, Any] = {} if num_samples is None else {"num_samples": num_samples, "generator": generator}
+    right, confidence, loss, examples = [], [], 0.0, 0
+    for batch in task.epoch(batch_size, generator, test=True):
+        *inputs, target = batch
+        predicted = posterior.predict(*inputs, **sampling, **task.context)
+        target = target.to(_device(predicted))
+        right.append(metric(predicted, (*inputs, target)).double().cpu())
+        loss -= float(predicted.log_prob(target).double().sum())
+        examples += len(target)
+        probs = class_probabilities(predicted)
+        if probs is not None:
+            confidence.append(probs.amax(-1).reshape(len(target), -1)[:, -1].cpu())
+    correct = torch.cat(right)
+    error = calibration_error(torch.cat(confidence), correct) if confidence else float("nan")
+    return Score(float(correct.mean()), loss / examples, error, examples)
+
+
+def class_probabilities(predicted: Any) -> Tensor | None:
+    """The probabilities of the classes that a predictive distribution gives.
+
+    Args:
+        predicted: A predictive distribution.
+
+    Returns:
+        [..., classes], or None where it is not over classes; of a mixture, the average.
+    """
+    if isinstance(predicted, torch_dist.MixtureSameFamily):
+        inner = class_probabilities(predicted.component_distribution)
+        if inner is None:
+            return None
+        weights = predicted.mixture_distribution.probs
+        weights = weights.reshape(weights.shape + (1,) * (inner.ndim - weights.ndim))
+        return (weights * inner).sum(predicted.mixture_distribution.probs.ndim - 1)
+    while isinstance(predicted, (torch_dist.Independent, dist.MaskedDistribution)):
+        predicted = predicted.base_dist
+    if isinstance(predicted, torch_dist.Categorical):
+        return predicted.probs
+    if isinstance(predicted, torch_dist.Bernoulli):
+        return torch.stack([1 - predicted.probs, predicted.probs], dim=-1)
+    return None
+
+
+def _is_most_probable(predicted: Any, batch: tuple[Any, ...]) -> Tensor:
+    """Whether the most probable class is the target; of a sequence, at its last step."""
+    probs, target = class_probabilities(predicted), batch[-1]
+    if probs is None:
+        raise DataError(
+            f"There is no accuracy of a {type(predicted).__name__}: pass a `metric` that says what counts as right."
+        )
+    return (probs.argmax(-1) == target).reshape(len(target), -1)[:, -1]
+
+
+def _device(predicted: Any) -> torch.device:
+    probs = class_probabilities(predicted)
+    return predicted.mean.device if probs is None else probs.device

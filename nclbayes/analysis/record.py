@@ -1,0 +1,191 @@
+"""What a run of continual learning leaves behind: scores after every task, on every task."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nclbayes.analysis.evaluation import Score
+from nclbayes.errors import FileError, SettingError
+
+_FORMAT = 1
+
+
+@dataclass
+class Record:
+    """Scores R[i, j] after task i on task j, with what is read off them.
+
+    Rows are added with :meth:`add`, one after each task. Tasks that were not learnt yet (j > i) may be scored too:
+    forward transfer needs them.
+
+    Attributes:
+        tasks: The names of the tasks, in order.
+        scores: One row after each task, each with a score for the tasks from the first on.
+        losses: The training losses of each task, if they were kept.
+        seconds: How long each task took to learn.
+        baseline: The accuracies before any task was learnt, for forward transfer.
+        about: Anything else worth keeping, such as the method and the seed.
+
+    Example:
+        >>> from nclbayes import Record
+        >>> from nclbayes.analysis import Score
+        >>> record = Record(["a", "b"])
+        >>> record.add([Score(0.9, 0.3, 0.1, 100)])
+        >>> record.add([Score(0.7, 0.8, 0.1, 100), Score(0.8, 0.5, 0.1, 100)])
+        >>> record.average_accuracy, round(record.forgetting, 3)
+        (0.75, 0.2)
+    """
+
+    tasks: list[str]
+    scores: list[list[Score]] = field(default_factory=list)
+    losses: list[list[float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    baseline: list[float] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, scores: Sequence[Score], losses: Sequence[float] = (), seconds: float = math.nan) -> None:
+        """Add the scores after one more task.
+
+        Args:
+            scores: For the tasks from the first on, at least those learnt so far.
+            losses: The task's training losses.
+            seconds: How long it took.
+
+        Raises:
+            SettingError: If there are too few or too many scores, or the record is full.
+        """
+        learnt = len(self.scores) + 1
+        if learnt > len(self.tasks):
+            raise SettingError(f"The record is full: it has a row for each of its {len(self.tasks)} tasks.")
+        if not learnt <= len(scores) <= len(self.tasks):
+            raise SettingError(f"Row {learnt} needs {learnt} to {len(self.tasks)} scores, not {len(scores)}.")
+        self.scores.append(list(scores))
+        self.losses.append([float(loss) for loss in losses])
+        self.seconds.append(float(seconds))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every task has been learnt."""
+        return len(self.scores) == len(self.tasks)
+
+    def matrix(self, what: str = "accuracy") -> list[list[float]]:
+        """R[i][j], NaN where task j was not scored after task i.
+
+        Args:
+            what: "accuracy", "loss" or "calibration_error".
+
+        Returns:
+            One row for each task learnt.
+        """
+        rows = [[float(getattr(score, what)) for score in row] for row in self.scores]
+        return [row + [math.nan] * (len(self.tasks) - len(row)) for row in rows]
+
+    @property
+    def average_accuracy(self) -> float:
+        """The mean over j of R[k, j], k the last task learnt and j = 1..k."""
+        return self._average("accuracy")
+
+    @property
+    def average_loss(self) -> float:
+        """The mean negative log likelihood over the tasks learnt, after the last of them."""
+        return self._average("loss")
+
+    @property
+    def average_calibration_error(self) -> float:
+        """The mean calibration error over the tasks learnt, after the last of them."""
+        return self._average("calibration_error")
+
+    @property
+    def forgetting(self) -> float:
+        """The mean over j < k of max_i R[i, j] - R[k, j]: how far below its best each earlier task has fallen."""
+        matrix, k = self.matrix(), len(self.scores)
+        if k < 2:
+            return 0.0
+        return sum(max(matrix[i][j] for i in range(j, k)) - matrix[k - 1][j] for j in range(k - 1)) / (k - 1)
+
+    @property
+    def backward_transfer(self) -> float:
+        """The mean over j < k of R[k, j] - R[j, j]: what later tasks did to earlier ones; negative if they hurt."""
+        matrix, k = self.matrix(), len(self.scores)
+        if k < 2:
+            return 0.0
+        return sum(matrix[k - 1][j] - matrix[j][j] for j in range(k - 1)) / (k - 1)
+
+    @property
+    def forward_transfer(self) -> float:
+        """The mean over j > 1 of R[j-1, j] - b_j, b_j the accuracy before any task; NaN where those are not there."""
+        matrix, k = self.matrix(), len(self.scores)
+        if k < 2 or len(self.baseline) < k:
+            return math.nan
+        return sum(matrix[j - 1][j] - self.baseline[j] for j in range(1, k)) / (k - 1)
+
+    def summary(self) -> dict[str, float]:
+        """All averages by name."""
+        return {
+            "average accuracy": self.average_accuracy,
+            "forgetting": self.forgetting,
+            "backward transfer": self.backward_transfer,
+            "forward transfer": self.forward_transfer,
+            "average loss": self.average_loss,
+            "calibration error": self.average_calibration_error,
+            "seconds": sum(self.seconds),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record as JSON, and the accuracies as CSV beside it.
+
+        Args:
+            path: The JSON file; the table has the same name with the suffix ``.csv``.
+        """
+        target = Path(path)
+        _replace(target, json.dumps({"format": _FORMAT, **asdict(self)}, indent=1))
+        lines = [["after", *self.tasks]]
+        for name, row in zip(self.tasks, self.matrix(), strict=False):
+            lines.append([name, *("" if math.isnan(value) else f"{value:.6g}" for value in row)])
+        temporary = target.with_suffix(".csv.part")
+        with temporary.open("w", newline="") as file:
+            csv.writer(file).writerows(lines)
+        temporary.replace(target.with_suffix(".csv"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Record:
+        """Read a record.
+
+        Args:
+            path: The JSON file.
+
+        Returns:
+            The record.
+
+        Raises:
+            FileError: If it is no record, or one of a newer format.
+        """
+        try:
+            content = json.loads(Path(path).read_text())
+            version = content.pop("format")
+            if version > _FORMAT:
+                raise FileError(f"'{path}' was written by a newer nclbayes (format {version}): upgrade to read it.")
+            content["scores"] = [[Score(**score) for score in row] for row in content["scores"]]
+            return cls(**content)
+        except FileNotFoundError:
+            raise FileError(f"There is no record '{path}'.") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"'{path}' is not a record of nclbayes: {error}") from error
+
+    def _average(self, what: str) -> float:
+        if not self.scores:
+            return math.nan
+        last = self.matrix(what)[-1][: len(self.scores)]
+        return sum(last) / len(last)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,71 @@
+"""Averages by hand, and files that come back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from nclbayes import Record, Score
+from nclbayes.errors import FileError, SettingError
+
+R = [[0.9, 0.5, 0.4], [0.8, 0.95, 0.6], [0.85, 0.7, 1.0]]
+
+
+def record() -> Record:
+    found = Record(["a", "b", "c"], baseline=[0.5, 0.45, 0.5], about={"method": "laplace-ncl"})
+    for i, row in enumerate(R):
+        found.add([Score(value, 1 - value, 0.1, 10) for value in row], losses=[1.0, 0.5], seconds=i + 1.0)
+    return found
+
+
+def test_the_averages_are_their_definitions() -> None:
+    found = record()
+    assert found.is_complete
+    assert found.average_accuracy == pytest.approx((0.85 + 0.7 + 1.0) / 3)
+    assert found.average_loss == pytest.approx(1 - (0.85 + 0.7 + 1.0) / 3)
+    assert found.forgetting == pytest.approx(((0.9 - 0.85) + (0.95 - 0.7)) / 2)
+    assert found.backward_transfer == pytest.approx(((0.85 - 0.9) + (0.7 - 0.95)) / 2)
+    assert found.forward_transfer == pytest.approx(((0.5 - 0.45) + (0.6 - 0.5)) / 2)
+    assert found.summary()["seconds"] == 6.0
+
+
+def test_a_record_of_the_tasks_so_far() -> None:
+    found = Record(["a", "b"])
+    assert math.isnan(found.average_accuracy)
+    found.add([Score(0.9, 0.1, 0.0, 5)])
+    assert found.average_accuracy == 0.9
+    assert found.forgetting == found.backward_transfer == 0.0
+    assert math.isnan(found.forward_transfer)
+    assert math.isnan(found.matrix()[0][1])
+    with pytest.raises(SettingError, match="Row 2 needs 2 to 2 scores, not 1"):
+        found.add([Score(0.9, 0.1, 0.0, 5)])
+    found.add([Score(0.9, 0.1, 0.0, 5)] * 2)
+    with pytest.raises(SettingError, match="full"):
+        found.add([Score(0.9, 0.1, 0.0, 5)] * 2)
+
+
+def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
+    found = record()
+    found.save(tmp_path / "record.json")
+    assert Record.load(tmp_path / "record.json") == found
+    lines = (tmp_path / "record.csv").read_text().splitlines()
+    assert lines[0] == "after,a,b,c"
+    assert lines[2] == "b,0.8,0.95,0.6"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["record.csv", "record.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "tasks": [], "scores": [[{}]]}'])
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(FileError, match="is not a record of nclbayes"):
+        Record.load(tmp_path / "r.json")
+
+
+def test_newer_and_missing_records_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text('{"format": 99}')
+    with pytest.raises(FileError, match="newer"):
+        Record.load(tmp_path / "r.json")
+    with pytest.raises(FileError, match="There is no record"):
+        Record.load(tmp_path / "nothing.json")
