@@ -162,13 +162,12 @@ def prior_state(block: Block, latents: dict[str, Latent]) -> State:
     return KroneckerState(block, prior.loc.clone(), factors, float(factors.logdet.sum()) / block.size)
 
 
-def narrowed(state: State, precision: float, rule: SumRule) -> State:
-    """A state with a multiple of the identity added to its precision.
+def narrowed(state: State, precision: float) -> State:
+    """A state with a multiple of the identity added to its precision (exactly, if that is one itself).
 
     Args:
         state: The state.
         precision: What to add to every direction's precision.
-        rule: How to replace the sum of two Kronecker products by one.
 
     Returns:
         The narrower state.
@@ -177,7 +176,7 @@ def narrowed(state: State, precision: float, rule: SumRule) -> State:
         return replace(state, precision=state.precision + precision)
     p = state.precision
     C, D = (torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output))
-    return replace(state, precision=kronecker_sum(p.input, p.output, precision * C, D, rule, measure=False))
+    return replace(state, precision=kronecker_sum(p.input, p.output, precision * C, D, measure=False))
 
 
 def moved(state: State, device: torch.device) -> State:

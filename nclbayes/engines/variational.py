@@ -209,11 +209,11 @@ class VariationalStepper:
         fishers = self._average() if self._taken else {}
         for steps in self._blocks:
             name, state = steps.state.block.name, steps.state
-            if name in fishers:
-                state = state.add(state.loc, fishers[name], rule, measure=False)  # type: ignore[arg-type]
             if settings.init_scale is not None and name not in self._problem.trained:
                 # The narrow start adds (1 - beta)^i init_scale^-2 I.
-                state = narrowed(state, (1 - settings.beta) ** self._taken / settings.init_scale**2, rule)
+                state = narrowed(state, (1 - settings.beta) ** self._taken / settings.init_scale**2)
+            if name in fishers:
+                state = state.add(state.loc, fishers[name], rule, measure=False)  # type: ignore[arg-type]
             self._draw_from(name, state)
 
     def _draw_from(self, name: str, state: State) -> None:
