@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,89 @@ from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import ModelError
 from nclbayes.fisher import FisherAccumulator
 from nclbayes.state import State, prior_state
+from nclbayes.task import Task, to_device
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A task as a posterior meets it.
+
+    Attributes:
+        states: The Gaussian of each block that the task touches; a new block has its prior.
+        start: Where each of them starts, as a matrix.
+        fixed: The values of the other sites that the model meets.
+        outputs: The observed sites.
+    """
+
+    states: dict[str, State]
+    start: dict[str, Tensor]
+    fixed: dict[str, Tensor]
+    outputs: tuple[str, ...]
+
+
+def join(
+    model: Model,
+    task: Task,
+    engine: EngineSettings,
+    *,
+    known: Mapping[str, State],
+    trained: set[str],
+    initial: Mapping[str, Tensor] | None,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Joined:
+    """See what a task touches, and refuse what cannot be learnt from before the first step.
+
+    Args:
+        model: The Pyro model.
+        task: The task.
+        engine: Whose kind of Fisher must be had.
+        known: The Gaussians so far.
+        trained: The blocks that an earlier task has touched.
+        initial: Where new blocks start, values by site; None: at small random weights.
+        device: Where to work.
+        generator: Decides those.
+
+    Returns:
+        The task's blocks, where they start, and the rest.
+
+    Raises:
+        NCLError: If data and model do not fit, or the Fisher of a weight cannot be had.
+    """
+    mean: dict[str, Tensor] = {}
+    for state in known.values():
+        mean |= state.block.unpack(state.loc)
+    states: dict[str, State] = {}
+    values: dict[str, Tensor] = {}
+    outputs: tuple[str, ...] = ()
+    for part in task.parts:
+        run = look(model, few_examples(part, device), part.context, mean)
+        states |= touched_states(run, known)
+        values |= {name: latent.value.detach() for name, latent in run.latents.items()}
+        outputs = tuple(run.observed)
+    start = starting_points(states, trained, initial, generator)
+    learnt: dict[str, Tensor] = {}
+    for name, matrix in start.items():
+        learnt |= states[name].block.unpack(matrix)
+    for part in task.parts:
+        check_fisher(model, few_examples(part, device), part.context, values | learnt, engine)
+    fixed = {name: value for name, value in values.items() if name not in learnt}
+    return Joined(states, start, fixed, outputs)
+
+
+def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:
+    """A few examples of a task, the same ones each time.
+
+    Args:
+        task: The task.
+        device: Where to put them.
+
+    Returns:
+        A batch.
+    """
+    return to_device(next(iter(task.epoch(8, torch.Generator().manual_seed(0)))), device)
 
 
 def look(model: Model, batch: tuple[Any, ...], context: Mapping[str, Any], values: Mapping[str, Tensor]) -> ModelRun:

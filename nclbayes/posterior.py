@@ -15,17 +15,15 @@ import torch
 from torch import Tensor
 
 from nclbayes.blocks import KroneckerBlock
-from nclbayes.engines import ENGINES
-from nclbayes.engines.base import Engine, Outcome, Problem
+from nclbayes.engines.base import ENGINES, Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint, identity
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
-from nclbayes.joining import check_fisher, look, starting_points, touched_states
+from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.state import State, moved, state_from, state_settings, state_tensors
 from nclbayes.storage import read_file, write_file
 from nclbayes.task import Task, to_device
-from nclbayes.watch import ModelRun
 from nclbayes.watch.run import Model
 
 # So many samples of the weights are drawn and run at once.
@@ -101,7 +99,7 @@ class OnlinePosterior:
         self._outputs: tuple[str, ...] = ()
         self.log_evidence: float | None = None
         if example is not None:
-            run = look(model, self._few(example), example.context, {})
+            run = look(model, few_examples(example, self._device(example)), example.context, {})
             self._states = touched_states(run, {})
             self._outputs = tuple(run.observed)
 
@@ -150,37 +148,39 @@ class OnlinePosterior:
         """
         engine = self.engine if engine is None else engine
         generator = self.generator if generator is None else generator
-        few = self._few(task)
-        run = look(self.model, few, task.context, self.mean())
-        touched = touched_states(run, self._states)
-        start = starting_points(touched, self._trained, self._initial_values(), generator)
-        values = {name: latent.value.detach() for name, latent in run.latents.items()}
-        for name, matrix in start.items():
-            values |= touched[name].block.unpack(matrix)
-        check_fisher(self.model, few, task.context, values, engine)
+        device = self._device(task)
+        joined = join(
+            self.model,
+            task,
+            engine,
+            known=self._states,
+            trained=self._trained,
+            initial=self._initial_values(),
+            device=device,
+            generator=generator,
+        )
         if checkpoint_every < 1:
             raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
         snapshots = None
         if checkpoint is not None:
-            update = identity(task.name, task.size, type(engine).__name__, engine.to_dict(), touched)
+            update = identity(task.name, task.size, type(engine).__name__, engine.to_dict(), joined.states)
             snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
-        learnt = {site for state in touched.values() for site in state.block.sites}
         outcome = engine.run(
             Problem(
-                model=self.model,
+                model=task.model(self.model),
                 task=task,
-                states=touched,
-                start=start,
+                states=joined.states,
+                start=joined.start,
                 trained=frozenset(self._trained),
-                fixed={name: latent.value.detach() for name, latent in run.latents.items() if name not in learnt},
-                device=self._device(task),
+                fixed=joined.fixed,
+                device=device,
                 generator=generator,
                 progress=progress,
                 callbacks=tuple(callbacks),
                 checkpoint=snapshots,
             )
         )
-        report = self._commit(task, engine, run, outcome)
+        report = self._commit(task, engine, joined.outputs, outcome)
         if snapshots is not None:
             snapshots.clear()
         return report
@@ -289,7 +289,10 @@ class OnlinePosterior:
         """
         tensors, settings = read_file(path, "posterior")
         engine = dict(settings["engine"])
-        posterior = cls(model, ENGINES[engine.pop("name")](**engine))
+        name = engine.pop("name")
+        if name not in ENGINES:
+            raise FileError(f"'{path}' was written with the engine {name}, which is not known here: import it first.")
+        posterior = cls(model, ENGINES[name](**engine))
         posterior.generator.set_state(tensors.pop("generator"))
         for name, described in settings["blocks"].items():
             parts = {part: tensors.pop(f"{name}/{part}") for part in described["tensors"]}
@@ -403,10 +406,6 @@ class OnlinePosterior:
                     f"the model's {shape}."
                 )
 
-    def _few(self, task: Task) -> tuple[Any, ...]:
-        """A few examples of a task."""
-        return to_device(next(iter(task.epoch(8, torch.Generator().manual_seed(0)))), self._device(task))
-
     def _initial_values(self) -> Mapping[str, Tensor] | None:
         if self._initial is not None:
             return self._initial
@@ -423,11 +422,11 @@ class OnlinePosterior:
             tensors = task.train
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
-    def _commit(self, task: Task, engine: Engine, run: ModelRun, outcome: Outcome) -> UpdateReport:
+    def _commit(self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome) -> UpdateReport:
         self._states = self._states | outcome.states
         self._trained = self._trained | set(outcome.states)
         self._tasks = (*self._tasks, task.name)
-        self._outputs = tuple(run.observed)
+        self._outputs = outputs
         self.log_evidence = outcome.log_evidence
         return UpdateReport(
             task=task.name,

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from nclbayes.errors import DataError, SettingError
 from nclbayes.randomness import drawing_from
 
+Model = Callable[..., Any]
 Sampler = Callable[[int, torch.Generator], Any]
 Source = Any
 """Tensors ``(x, y)``, a Dataset, a DataLoader, or a sampler ``sampler(batch_size, generator) -> batch``."""
@@ -65,6 +66,22 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, size={self.size}, context={self.context})"
+
+    @property
+    def parts(self) -> tuple[Task, ...]:
+        """The task itself; of a mixture, the tasks that it is made of."""
+        return (self,)
+
+    def model(self, model: Model) -> Model:
+        """The model as it is called with this task's batches.
+
+        Args:
+            model: The Pyro model.
+
+        Returns:
+            The same; of a mixture, one that knows which task a batch is of.
+        """
+        return model
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Batches:
         """Training batches without end; each example is used once before any is used again.

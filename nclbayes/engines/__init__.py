@@ -1,10 +1,8 @@
 """The inference engines: one file each, one shared loop."""
 
-from nclbayes.engines.base import Engine
+from nclbayes.engines.base import ENGINES, Engine
 from nclbayes.engines.laplace import LaplaceNCL
 from nclbayes.engines.loop import Progress
 from nclbayes.engines.variational import VariationalNCL
-
-ENGINES: dict[str, type[Engine]] = {"LaplaceNCL": LaplaceNCL, "VariationalNCL": VariationalNCL}
 
 __all__ = ["ENGINES", "Engine", "LaplaceNCL", "Progress", "VariationalNCL"]

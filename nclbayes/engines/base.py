@@ -71,9 +71,17 @@ class Outcome:
         return {name: float(p.kl.sum()) for name, p in sums.items() if isinstance(p, KroneckerSum)}
 
 
+ENGINES: dict[str, type[Engine]] = {}
+"""Every engine by its class's name, which is what a saved posterior holds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine(EngineSettings, ABC):
     """An inference engine: its settings, and one entry point."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        ENGINES[cls.__name__] = cls
 
     @abstractmethod
     def run(self, problem: Problem) -> Outcome:

@@ -1,0 +1,50 @@
+"""Joint training on all tasks so far: what continual learning would reach if old data could be kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nclbayes.mixture import TaskMixture
+from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.task import Task
+
+
+class JointLearner(OnlinePosterior):
+    """Keeps every task, and trains on all of them at each update.
+
+    Example:
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> from nclbayes.methods import JointLearner, PlainTraining
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(2, 1), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        >>> learner = JointLearner(model, PlainTraining(steps=5))
+        >>> for name in "ab":
+        ...     report = learner.update(ncl.Task((torch.zeros(8, 2), torch.zeros(8, 1)), name=name))
+        >>> learner.tasks
+        ('a', 'b')
+    """
+
+    _seen: tuple[Task, ...] = ()
+
+    def update(self, task: Task, **settings: Any) -> UpdateReport:
+        """Learn a task together with all earlier ones.
+
+        Args:
+            task: The new task.
+            **settings: As for :meth:`OnlinePosterior.update`.
+
+        Returns:
+            What the update did.
+        """
+        seen = (*self._seen, task)
+        report = super().update(TaskMixture(seen, name=task.name), **settings)
+        self._seen = seen
+        return report
+
+    def remember(self, tasks: list[Task]) -> None:
+        """Hand over the data of the tasks that were learnt before the learner was saved.
+
+        Args:
+            tasks: Those tasks, in order.
+        """
+        self._seen = tuple(tasks)

@@ -1,0 +1,104 @@
+"""Plain training on the current task: what continual learning is measured against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nclbayes.engines.base import Engine, Outcome, Problem
+from nclbayes.engines.likelihood import LogLikelihood
+from nclbayes.engines.loop import run_loop
+from nclbayes.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTraining(Engine):
+    """Stochastic gradient descent with momentum on the current task's mean loss; nothing is done against forgetting.
+
+    The precision of the posterior is left as it was, and so is the pull of its mean.
+
+    Example:
+        >>> from nclbayes.methods import PlainTraining
+        >>> PlainTraining(steps=100, lr=0.1).momentum
+        0.9
+    """
+
+    def run(self, problem: Problem) -> Outcome:
+        """Train on the task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The Gaussians with their means moved.
+        """
+        started = time.perf_counter()
+        likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
+        stepper = PlainStepper(self.momentum, likelihood, problem.states, problem.start)
+        history = run_loop(stepper, self, problem)
+        after: dict[str, State] = {
+            name: replace(state, loc=stepper.theta[name]) for name, state in problem.states.items()
+        }
+        return Outcome(after, history, time.perf_counter() - started, log_evidence=None)
+
+
+class PlainStepper:
+    """Steps M <- rho M - g / B, theta <- theta - lr M.
+
+    Args:
+        momentum: rho.
+        likelihood: The log likelihood and its gradient g.
+        states: The blocks.
+        start: Where each starts, a matrix.
+    """
+
+    def __init__(
+        self, momentum: float, likelihood: LogLikelihood, states: Mapping[str, State], start: Mapping[str, Tensor]
+    ) -> None:
+        self._rho, self._likelihood = momentum, likelihood
+        self._blocks = {name: state.block for name, state in states.items()}
+        self.theta = {name: start[name].clone() for name in states}
+        self._momentum = {name: torch.zeros_like(theta) for name, theta in self.theta.items()}
+
+    def step(self, batch: tuple[object, ...], lr: float) -> float:
+        """Take one step on one batch.
+
+        Args:
+            batch: The batch.
+            lr: The learning rate.
+
+        Returns:
+            The mean negative log likelihood before the step.
+        """
+        leaves = {site: value.detach().requires_grad_() for site, value in self.values().items()}
+        value, gradient, examples = self._likelihood(batch, leaves)
+        for name, block in self._blocks.items():
+            self._momentum[name].mul_(self._rho).sub_(block.pack(gradient), alpha=1 / examples)
+            self.theta[name].sub_(self._momentum[name], alpha=lr)
+        return -value / examples
+
+    def values(self) -> dict[str, Tensor]:
+        """The present weights, by site."""
+        found: dict[str, Tensor] = {}
+        for name, block in self._blocks.items():
+            found |= block.unpack(self.theta[name])
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes with the steps."""
+        found = {f"{name}.theta": tensor for name, tensor in self.theta.items()}
+        return found | {f"{name}.momentum": tensor for name, tensor in self._momentum.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        for name in self._blocks:
+            self.theta[name].copy_(tensors[f"{name}.theta"])
+            self._momentum[name].copy_(tensors[f"{name}.momentum"])

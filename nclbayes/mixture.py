@@ -1,0 +1,115 @@
+"""Several tasks at once, each with its own context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nclbayes.errors import DataError
+from nclbayes.task import Batches, Task
+from nclbayes.watch.run import Model
+
+
+class TaskMixture(Task):
+    """Tasks that are learnt together: each batch is of one of them, chosen in proportion to their sizes.
+
+    Args:
+        tasks: The tasks.
+        name: What to call them together.
+
+    Raises:
+        DataError: If there is no task.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes import Task
+        >>> from nclbayes.mixture import TaskMixture
+        >>> tasks = [Task((torch.zeros(n, 3), torch.zeros(n)), name=str(n), context={"head": n}) for n in (10, 30)]
+        >>> mixture = TaskMixture(tasks, name="both")
+        >>> mixture.size, [part.context for part in mixture.parts]
+        (40, [{'head': 10}, {'head': 30}])
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, name: str) -> None:
+        if not tasks:
+            raise DataError(f"The mixture '{name}' has no tasks.")
+        self._tasks = tuple(tasks)
+        super().__init__(self._draw, name=name, size=sum(task.size for task in tasks))
+
+    @property
+    def parts(self) -> tuple[Task, ...]:
+        """The tasks."""
+        return self._tasks
+
+    def model(self, model: Model) -> Model:
+        """A model that is called with the number of a task before its batch.
+
+        Args:
+            model: The model of a single task's batches.
+
+        Returns:
+            ``model(k, *batch)``, which knows task k's context.
+        """
+        return lambda k, *batch: model(*batch, **self._tasks[k].context)
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> Batches:
+        """Training batches without end, each led by the number of its task.
+
+        Args:
+            batch_size: Examples a batch.
+            generator: Decides whose they are, and their order.
+
+        Returns:
+            An endless iterator, which can be stopped and taken up again.
+        """
+        return _MixedBatches(self._tasks, batch_size, generator)
+
+    def epoch(
+        self, batch_size: int, generator: torch.Generator | None = None, size: int | None = None, test: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        """Every example of every task once, each batch led by the number of its task.
+
+        Args:
+            batch_size: Examples a batch.
+            generator: Decides the draws of samplers, and which examples are used if `size` is less than all.
+            size: Use so many examples only, shared out by the tasks' sizes.
+            test: The test data instead of the training data.
+
+        Yields:
+            Batches.
+        """
+        for k, task in enumerate(self._tasks):
+            share = None if size is None else max(1, round(size * task.size / self.size))
+            for batch in task.epoch(batch_size, generator, share, test):
+                yield (k, *batch)
+
+    def _draw(self, batch_size: int, generator: torch.Generator) -> tuple[Any, ...]:
+        return next(self.batches(batch_size, generator))
+
+
+class _MixedBatches(Batches):
+    def __init__(self, tasks: Sequence[Task], batch_size: int, generator: torch.Generator) -> None:
+        self._parts = [task.batches(batch_size, generator) for task in tasks]
+        sizes = [float(task.size) for task in tasks]
+        self._shares = torch.tensor(sizes, dtype=torch.float64, device=generator.device) / sum(sizes)
+        self._generator = generator
+
+    def __next__(self) -> tuple[Any, ...]:
+        k = int(torch.multinomial(self._shares, 1, generator=self._generator))
+        return (k, *next(self._parts[k]))
+
+    def place(self) -> dict[str, Tensor]:
+        """Where each task's iterator is."""
+        return {f"{k}.{name}": t for k, part in enumerate(self._parts) for name, t in part.place().items()}
+
+    def seek(self, place: Mapping[str, Tensor]) -> None:
+        """Go back to a place.
+
+        Args:
+            place: From :meth:`place`.
+        """
+        for k, part in enumerate(self._parts):
+            part.seek({name: place[f"{k}.{name}"] for name in ("epoch", "position")})
