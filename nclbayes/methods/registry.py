@@ -48,11 +48,25 @@ class Method:
         Raises:
             SettingError: If the engine does not have such a setting.
         """
+        return self.learner(model, self.engine(**self.checked(settings)), generator=generator)
+
+    def checked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings, if the engine has all of them.
+
+        Args:
+            settings: By name.
+
+        Returns:
+            The same.
+
+        Raises:
+            SettingError: If the engine does not have such a setting; the nearest name is suggested.
+        """
         known = {field.name for field in fields(self.engine)}
         for name in settings:
             if name not in known:
                 raise SettingError(f"The method {self.name} has no setting '{name}'{suggestion(name, known)}.")
-        return self.learner(model, self.engine(**settings), generator=generator)
+        return dict(settings)
 
 
 METHODS: dict[str, Method] = {

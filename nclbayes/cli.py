@@ -1,0 +1,293 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nclbayes.analysis.record import Record
+from nclbayes.analysis.report import text_table, write_report
+from nclbayes.data_cli import data_app, info
+from nclbayes.errors import FileError, NCLError, SettingError
+from nclbayes.experiments.comparison import compare as compare_runs
+from nclbayes.experiments.runs import RunConfig
+from nclbayes.experiments.runs import run as run_one
+from nclbayes.experiments.setups import SETUPS
+from nclbayes.methods import METHODS
+
+app = typer.Typer(
+    help="Bayesian continual learning: run methods on task sets, compare them, report.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(data_app, name="data")
+app.command()(info)
+
+_SETS = ", ".join(SETUPS)
+_METHODS = ", ".join(METHODS)
+
+Scenario = Annotated[str | None, typer.Option(help="task, domain or class, where they apply.")]
+Steps = Annotated[int | None, typer.Option(help="Steps a task; default: the task set's.")]
+PriorScale = Annotated[float | None, typer.Option(help="The prior's standard deviation; default: the task set's.")]
+Size = Annotated[int | None, typer.Option(help="At most so many training examples a task.")]
+Tasks = Annotated[int | None, typer.Option(help="Learn only the first so many tasks.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", help="A setting of the method, as `name=value`; can be given several times."),
+]
+Samples = Annotated[int | None, typer.Option(help="Evaluate with so many samples of the weights; default: the mean.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few steps on a few examples, to see that all is well.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.command(
+    epilog="Example: `nclbayes run split-digits --method laplace-ncl --scenario domain --seed 1 --out runs/digits`"
+)
+def run(
+    set: Annotated[str | None, typer.Argument(help=f"The task set: {_SETS}.")] = None,
+    method: Annotated[str, typer.Option(help=f"{_METHODS}.")] = "laplace-ncl",
+    scenario: Scenario = None,
+    seed: Annotated[int, typer.Option(help="Decides tasks, initial weights and every draw.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; the same command goes on in it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Repeat the run of this configuration.")] = None,
+    steps: Steps = None,
+    prior_scale: PriorScale = None,
+    size: Size = None,
+    tasks: Tasks = None,
+    option: Options = None,
+    num_samples: Samples = None,
+    device: Device = "auto",
+    quick: Quick = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn one task set with one method."""
+    if config is not None:
+        chosen = RunConfig.load(config)
+        out = config.parent if out is None else out
+    else:
+        if set is None:
+            raise SettingError(f"Name a task set ({_SETS}), or pass --config.")
+        settings = _settings(option, steps)
+        chosen = RunConfig.of(
+            set,
+            method,
+            scenario,
+            seed,
+            prior_scale=prior_scale,
+            settings=settings,
+            quick=quick,
+            size=size,
+            tasks=tasks,
+            num_samples=num_samples,
+            device=_device(device),
+        )
+        out = Path("runs") / f"{chosen.set}-{chosen.scenario or 'run'}-{method}-{seed}" if out is None else out
+    record = run_one(chosen, out, progress=False if quiet else None, say=_say(quiet or as_json))
+    report = _write(out, f"{chosen.set}: {chosen.method}", {chosen.method: [record]}, chosen)
+    _show({chosen.method: [record]}, report, quiet, as_json)
+
+
+@app.command(
+    epilog="Example: `nclbayes compare split-digits --methods laplace-ncl,none,joint --seeds 0-4 --jobs 2 --out cmp`"
+)
+def compare(
+    set: Annotated[str, typer.Argument(help=f"The task set: {_SETS}.")],
+    methods: Annotated[str, typer.Option(help=f"Separated by commas: {_METHODS}.")] = ",".join(METHODS),
+    scenario: Scenario = None,
+    seeds: Annotated[str, typer.Option(help="Such as 0-4 or 1,3,5.")] = "0",
+    out: Annotated[Path | None, typer.Option(help="The folder of all runs; the same command goes on in it.")] = None,
+    jobs: Annotated[int, typer.Option(help="How many runs at a time.", min=1)] = 1,
+    steps: Steps = None,
+    size: Size = None,
+    tasks: Tasks = None,
+    option: Options = None,
+    num_samples: Samples = None,
+    device: Device = "auto",
+    quick: Quick = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn one task set with several methods, over several seeds."""
+    configs = [
+        RunConfig.of(
+            set,
+            method.strip(),
+            scenario,
+            seed,
+            settings=_settings(option, steps),
+            quick=quick,
+            size=size,
+            tasks=tasks,
+            num_samples=num_samples,
+            device=_device(device),
+        )
+        for method in methods.split(",")
+        for seed in _numbers(seeds)
+    ]
+    first = configs[0]
+    out = Path("runs") / f"{first.set}-{first.scenario or 'run'}" if out is None else out
+    _compare(configs, out, jobs, quiet, as_json)
+
+
+@app.command(epilog="Example: `nclbayes demo --out demo`")
+def demo(
+    out: Annotated[Path, typer.Option(help="Where pictures and report go.")] = Path("nclbayes-demo"),
+    quick: Quick = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Both engines against plain and joint training on five tasks of small digits; about a minute."""
+    configs = [RunConfig.of("split-digits", method, "domain", quick=quick) for method in METHODS]
+    _compare(configs, out, 1, quiet, as_json)
+
+
+@app.command(epilog="Example: `nclbayes report runs/split-digits-domain`")
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run's folder, or one with runs in it.")],
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the HTML page of a run, or of all runs in a folder."""
+    runs: dict[str, list[Record]] = {}
+    configs = []
+    for path in sorted([folder / "record.json", *folder.glob("**/record.json")]):
+        if path.exists() and (path.parent / "config.json").exists():
+            config = RunConfig.load(path.parent / "config.json")
+            if config not in configs:
+                configs.append(config)
+                runs.setdefault(config.method, []).append(Record.load(path))
+    if not configs:
+        raise FileError(f"There is no run in '{folder}': it holds no record.json beside a config.json.")
+    known = {name: runs[name] for name in METHODS if name in runs}
+    _show(known, _write(folder, configs[0].set, known, configs[0]), quiet, as_json)
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run a command; errors become one line.
+
+    Args:
+        arguments: What follows the program's name. ``--debug`` anywhere shows tracebacks.
+
+    Returns:
+        The exit code: 0, 2 for an error of the user's, 130 for an interrupt, 1 for anything else.
+    """
+    debug = "--debug" in arguments
+    try:
+        code = app([a for a in arguments if a != "--debug"], prog_name="nclbayes", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        print("nclbayes: interrupted. The same command goes on from here.", file=sys.stderr)
+        return 130
+    except NCLError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"nclbayes: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _compare(configs: list[RunConfig], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
+    records = compare_runs(configs, out, jobs=jobs, progress=False if quiet else None, say=_say(quiet or as_json))
+    _show(records, _write(out, configs[0].set, records, configs[0]), quiet, as_json)
+
+
+def _write(out: Path, title: str, runs: dict[str, list[Record]], config: RunConfig) -> Path:
+    """The HTML page and the pictures of some runs."""
+    from nclbayes.analysis import plots
+
+    facts = {
+        "task set": config.set,
+        "scenario": config.scenario or "there is just one",
+        "tasks": ", ".join(next(iter(runs.values()))[0].tasks),
+        "settings": ", ".join(f"{name} = {value}" for name, value in config.settings.items()),
+    }
+    folder = out / "plots"
+    try:
+        folder.mkdir(exist_ok=True)
+        first = next(iter(runs.values()))[0]
+        if len(runs) > 1:
+            plots.save(plots.compare_methods(runs), folder / "methods.png")
+            plots.save(plots.accuracy_by_method(runs), folder / "accuracy.png")
+        else:
+            plots.save(plots.accuracy_over_tasks(first), folder / "accuracy.png")
+            plots.save(plots.accuracy_matrix(first), folder / "matrix.png")
+            if any(first.losses):
+                plots.save(plots.loss_curves(first), folder / "loss.png")
+        return write_report(out / "report.html", title, runs, facts)
+    except OSError as error:
+        raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
+
+
+def _show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        found = {
+            method: [{k: None if math.isnan(v) else v for k, v in record.summary().items()} for record in records]
+            for method, records in runs.items()
+        }
+        print(json.dumps({"methods": found, "report": str(page)}))
+    elif not quiet:
+        header, *rows = text_table(runs)
+        table = Table(*header)
+        for row in rows:
+            table.add_row(*row)
+        console = Console()
+        console.print(table)
+        print(f"Report and pictures: {page.parent.resolve()}")
+
+
+def _say(silent: bool) -> Any:
+    return (lambda text: None) if silent else (lambda text: print(text, file=sys.stderr))
+
+
+def _settings(options: list[str] | None, steps: int | None) -> dict[str, Any]:
+    """Settings from ``name=value`` strings; values are read as JSON where they can be."""
+    settings: dict[str, Any] = {} if steps is None else {"steps": steps}
+    for text in options or []:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise SettingError(f"An option is given as name=value, not '{text}'.")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers from text such as 0-4 or 1,3,5."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, separator, last = part.partition("-")
+        try:
+            found += range(int(first), int(last) + 1) if separator else [int(first)]
+        except ValueError:
+            raise SettingError(f"Seeds are given as 0-4 or 1,3,5, not '{text}'.") from None
+    return found
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
+        raise SettingError(f"device is '{name}'; choose auto, cpu or cuda.")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise SettingError("There is no CUDA device here: use --device cpu.")
+    return name

@@ -1,0 +1,67 @@
+"""The command line's view of what is there: data, versions, devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import torch
+import typer
+
+from nclbayes.tasks import files
+
+data_app = typer.Typer(help="The data sets: what is here, fetching and checking them.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10, cifar100 or stroke-mnist.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@data_app.command("list", epilog="Example: `nclbayes data list`")
+def list_data(as_json: AsJson = False) -> None:
+    """Which data sets are here, and where."""
+    found = files.status()
+    if as_json:
+        print(json.dumps([{**s._asdict(), "where": None if s.where is None else str(s.where)} for s in found]))
+        return
+    for status in found:
+        place = str(status.where) if status.found else f"missing: {', '.join(status.missing)}"
+        print(f"{status.dataset:15} {place}")
+
+
+@data_app.command(epilog="Example: `nclbayes data fetch mnist`")
+def fetch(name: Name) -> None:
+    """Download a data set into the cache, unless it is here."""
+    for path in files.fetch(name).values():
+        print(path)
+
+
+@data_app.command(epilog="Example: `nclbayes data check mnist`")
+def check(name: Name) -> None:
+    """Compare a data set's files with their known hashes."""
+    for file, known in files.check(name).items():
+        print(f"{file}: {'right' if known else 'here, but its hash is not known'}")
+
+
+def info(as_json: AsJson = False) -> None:
+    """Versions, devices, and the data found."""
+    facts = {name: _version(name) for name in ("nclbayes", "torch", "pyro-ppl", "numpy", "scipy")}
+    facts["python"] = platform.python_version()
+    devices = ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]
+    data = [status.dataset for status in files.status() if status.found]
+    if as_json:
+        print(json.dumps({"versions": facts, "devices": devices, "threads": torch.get_num_threads(), "data": data}))
+        return
+    for name, number in facts.items():
+        print(f"{name:10} {number}")
+    print(f"devices    {', '.join(devices)} ({torch.get_num_threads()} threads)")
+    print(f"data       {', '.join(data) or 'none'} ($NCLBAYES_DATA is {os.environ.get('NCLBAYES_DATA', 'not set')})")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

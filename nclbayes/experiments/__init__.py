@@ -1,0 +1,7 @@
+"""Task sets with their networks and settings, runs and comparisons of methods on them."""
+
+from nclbayes.experiments.comparison import compare
+from nclbayes.experiments.runs import RunConfig, run
+from nclbayes.experiments.setups import SETUPS, Setup, find_setup
+
+__all__ = ["SETUPS", "RunConfig", "Setup", "compare", "find_setup", "run"]

@@ -1,0 +1,231 @@
+"""One run: one method on one task set, in a folder that holds all there is to know about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+
+from nclbayes.analysis.evaluation import Score, evaluate
+from nclbayes.analysis.record import Record
+from nclbayes.errors import FileError, NCLError, SettingError
+from nclbayes.experiments.setups import Setup, find_setup
+from nclbayes.methods import JointLearner, find_method
+from nclbayes.nn import BayesianNetwork
+from nclbayes.posterior import OnlinePosterior
+from nclbayes.task import Task, to_device
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run.
+
+    Attributes:
+        set: The task set.
+        method: The method.
+        scenario: The scenario, empty where there is just one.
+        seed: Decides the tasks, the initial weights and every draw.
+        prior_scale: The prior's standard deviation.
+        settings: The method's settings.
+        size: At most so many training examples a task; None: all.
+        tasks: Learn only the first so many tasks; None: all.
+        num_samples: Evaluate with so many samples of the weights; None: at the mean.
+        device: Where to compute.
+    """
+
+    set: str
+    method: str
+    scenario: str = ""
+    seed: int = 0
+    prior_scale: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    size: int | None = None
+    tasks: int | None = None
+    num_samples: int | None = None
+    device: str = "cpu"
+
+    @classmethod
+    def of(
+        cls,
+        set: str,
+        method: str,
+        scenario: str | None = None,
+        seed: int = 0,
+        *,
+        prior_scale: float | None = None,
+        settings: Mapping[str, Any] | None = None,
+        quick: bool = False,
+        **rest: Any,
+    ) -> RunConfig:
+        """A run with the defaults of its task set and method.
+
+        Args:
+            set: The task set.
+            method: The method.
+            scenario: The scenario; None: the set's first.
+            seed: The seed.
+            prior_scale: The prior's standard deviation; None: the default for this set, method and scenario.
+            settings: What to change in the method's settings.
+            quick: Few steps on few examples, to see that all is well.
+            **rest: The other attributes.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            SettingError: If the set, the method or the scenario is unknown, or a setting is wrong.
+
+        Example:
+            >>> from nclbayes.experiments import RunConfig
+            >>> config = RunConfig.of("split-digits", "none", settings={"steps": 50})
+            >>> config.scenario, config.settings["steps"]
+            ('domain', 50)
+        """
+        setup, chosen = find_setup(set), find_method(method)
+        scenario = setup.scenario(scenario)
+        short = dict(setup.quick) if quick else {}
+        size = short.pop("size", None)
+        if rest.get("size") is None and size is not None:
+            rest["size"] = size
+        merged = {**setup.engine_settings(method, scenario), **short, **(settings or {})}
+        scale = setup.prior_scale(method, scenario) if prior_scale is None else prior_scale
+        if not scale > 0:
+            raise SettingError(f"prior_scale must be positive, not {scale}.")
+        chosen.engine(**chosen.checked(merged))
+        return cls(setup.name, method, scenario, seed, scale, merged, **rest)
+
+    def save(self, path: Path) -> None:
+        """Write the configuration.
+
+        Args:
+            path: The file.
+        """
+        path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> RunConfig:
+        """Read a configuration.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            FileError: If it is not one.
+        """
+        try:
+            content = json.loads(path.read_text())
+            if content.pop("format") > _FORMAT:
+                raise FileError(f"'{path}' was written by a newer nclbayes: upgrade to read it.")
+            return cls(**content)
+        except OSError as error:
+            raise FileError(f"Could not read '{path}': {error.strerror}.") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"'{path}' is not a configuration of a run: {error}") from error
+
+
+Watcher = Callable[[str], None]
+
+
+def run(
+    config: RunConfig, out: Path | None = None, *, progress: bool | None = None, say: Watcher = lambda text: None
+) -> Record:
+    """Learn the tasks one after the other, and score all of them after each.
+
+    In a folder the run can be stopped at any time: the same call goes on where it was.
+
+    Args:
+        config: What to run.
+        out: Where to keep configuration, record, posterior and checkpoint; None: nowhere.
+        progress: Whether to show bars; by default only on a terminal.
+        say: Called with a line after each task.
+
+    Returns:
+        The record.
+
+    Raises:
+        FileError: If the folder holds a run of another configuration, or cannot be written.
+    """
+    setup = find_setup(config.set)
+    tasks = setup.make_tasks(config.scenario, config.seed, config.size)[: config.tasks]
+    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed).to(config.device)
+    learner, record = _begin(config, model, tasks, out)
+    if not record.baseline:
+        record.baseline = [score.accuracy for score in _scores(config, setup, _Untrained(model, config.device), tasks)]
+    while not record.is_complete:
+        k = len(record.scores)
+        losses, seconds = [], float("nan")
+        if len(learner.tasks) == k:
+            checkpoint = None if out is None else out / "update.ckpt"
+            report = learner.update(tasks[k], progress=progress, checkpoint=checkpoint)
+            losses, seconds = report.losses, report.seconds
+            if out is not None:
+                learner.save(out / "posterior.ncl")
+        record.add(_scores(config, setup, learner, tasks), losses, seconds)
+        if out is not None:
+            record.save(out / "record.json")
+        say(f"{k + 1}/{len(tasks)} {tasks[k].name}: average accuracy {record.average_accuracy:.1%}")
+    return record
+
+
+class _Untrained:
+    """Predicts with the network as it was initialised."""
+
+    def __init__(self, model: BayesianNetwork, device: str) -> None:
+        self._model = poutine.condition(model, model.initial_values())
+        self._device = torch.device(device)
+
+    def predict(self, *inputs: Any, **context: Any) -> Any:
+        """The distribution of the targets of new inputs."""
+        context.pop("num_samples", None)
+        context.pop("generator", None)
+        with torch.no_grad():
+            return self._model(*to_device(inputs, self._device), **context)
+
+
+def _scores(config: RunConfig, setup: Setup, learner: Any, tasks: list[Task]) -> list[Score]:
+    generator = torch.Generator().manual_seed(config.seed)
+    return evaluate(learner, tasks, num_samples=config.num_samples, metric=setup.metric, generator=generator)
+
+
+def _begin(
+    config: RunConfig, model: BayesianNetwork, tasks: list[Task], out: Path | None
+) -> tuple[OnlinePosterior, Record]:
+    """A new learner and record, or those that a folder holds."""
+    method = find_method(config.method)
+    names = [task.name for task in tasks]
+    if out is None:
+        generator = torch.Generator().manual_seed(config.seed)
+        return method.build(model, config.settings, generator), Record(names, about=asdict(config))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / "config.json").exists():
+            if RunConfig.load(out / "config.json") != config:
+                raise FileError(
+                    f"'{out}' holds a run of another configuration. Choose another folder, or run it as it is with "
+                    f"--config {out / 'config.json'}."
+                )
+        else:
+            config.save(out / "config.json")
+    except NCLError:
+        raise
+    except OSError as error:
+        raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
+    record = Record(names, about=asdict(config))
+    if (out / "record.json").exists():
+        record = Record.load(out / "record.json")
+    if not (out / "posterior.ncl").exists():
+        return method.build(model, config.settings, torch.Generator().manual_seed(config.seed)), record
+    learner = method.learner.load(out / "posterior.ncl", model).to(config.device)
+    if isinstance(learner, JointLearner):
+        learner.remember(tasks[: len(learner.tasks)])
+    return learner, record

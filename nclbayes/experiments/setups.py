@@ -1,0 +1,268 @@
+"""Each task set with the network, likelihood and settings that it is learnt with by default: the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import nn
+
+from nclbayes import tasks as task_sets
+from nclbayes.analysis.evaluation import Metric
+from nclbayes.errors import SettingError
+from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
+from nclbayes.methods.registry import suggestion
+from nclbayes.nn import BayesianNetwork, Categorical, Likelihood, MultiHead, Normal
+from nclbayes.task import Task
+from nclbayes.tasks.stimulus_response import performance
+
+Scales = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a task set is learnt.
+
+    Attributes:
+        name: The task set.
+        summary: One line about it.
+        tasks: Makes the tasks; called with ``seed``, and with ``scenario`` and ``size`` where they are given.
+        network: Makes the network of a list of tasks in a scenario.
+        likelihood: What its output means.
+        scenarios: Those that apply, the default first; empty: there is just one.
+        settings: The settings of every method.
+        prior_scales: Of each method, the prior's standard deviation in each scenario ("" where there is just one); the
+            entry "" is for methods that are not named.
+        method_settings: What a method changes in a scenario, by "method" or "method/scenario".
+        inputs: How many inputs the network takes.
+        weight: What each target counts, a function of the inputs.
+        metric: What counts as right, if not the most probable class.
+        quick: Settings for a short run: of the tasks ("size") and of the methods.
+    """
+
+    name: str
+    summary: str
+    tasks: Callable[..., list[Task]]
+    network: Callable[[list[Task], str], nn.Module]
+    likelihood: Likelihood
+    scenarios: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    prior_scales: Mapping[str, Scales] = field(default_factory=dict)
+    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    inputs: int = 1
+    weight: Callable[..., torch.Tensor] | None = None
+    metric: Metric | None = None
+    quick: Mapping[str, Any] = field(default_factory=dict)
+
+    def scenario(self, name: str | None) -> str:
+        """A scenario that applies.
+
+        Args:
+            name: Its name; None: the default.
+
+        Returns:
+            Its name, empty if there is just one.
+
+        Raises:
+            SettingError: If it does not apply.
+        """
+        if name is None:
+            return self.scenarios[0] if self.scenarios else ""
+        if name in self.scenarios or (name == "" and not self.scenarios):
+            return name
+        known = ", ".join(self.scenarios) or "none: there is just one"
+        raise SettingError(
+            f"{self.name} has no scenario '{name}'{suggestion(name, self.scenarios)}; its scenarios are {known}."
+        )
+
+    def prior_scale(self, method: str, scenario: str) -> float:
+        """The prior's standard deviation for a method in a scenario."""
+        scales = self.prior_scales.get(method) or self.prior_scales.get("", {})
+        return scales.get(scenario, 1.0)
+
+    def engine_settings(self, method: str, scenario: str) -> dict[str, Any]:
+        """A method's settings in a scenario."""
+        changed = {**self.method_settings.get(method, {}), **self.method_settings.get(f"{method}/{scenario}", {})}
+        return {**self.settings, **changed}
+
+    def make_tasks(self, scenario: str, seed: int, size: int | None) -> list[Task]:
+        """The tasks.
+
+        Args:
+            scenario: The scenario, empty if there is just one.
+            seed: Decides them.
+            size: At most so many training examples a task; None: all.
+
+        Returns:
+            The tasks, in order.
+        """
+        given: dict[str, Any] = {"seed": seed}
+        if scenario:
+            given["scenario"] = scenario
+        if size is not None:
+            given["size"] = size
+        return self.tasks(**given)
+
+    def make_model(self, tasks: list[Task], scenario: str, prior_scale: float, seed: int) -> BayesianNetwork:
+        """The model: a network initialised by the seed, with priors on its weights.
+
+        Args:
+            tasks: The tasks.
+            scenario: The scenario.
+            prior_scale: The prior's standard deviation.
+            seed: Decides the initial weights; the global random state is left as found.
+
+        Returns:
+            The model.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = self.network(tasks, scenario)
+        prior = dist.Normal(torch.zeros((), device="cpu"), torch.full((), prior_scale, device="cpu"))
+        return BayesianNetwork(network, self.likelihood, prior, inputs=self.inputs, weight=self.weight)
+
+
+def find_setup(name: str) -> Setup:
+    """A setup by the name of its task set.
+
+    Args:
+        name: Such as "split-mnist"; underscores do too.
+
+    Returns:
+        The setup.
+
+    Raises:
+        SettingError: If there is none; the nearest name is suggested.
+    """
+    name = name.replace("_", "-")
+    if name not in SETUPS:
+        raise SettingError(
+            f"There is no task set '{name}'{suggestion(name, SETUPS)}. The sets are {', '.join(SETUPS)}."
+        )
+    return SETUPS[name]
+
+
+def _images(hidden: tuple[int, ...]) -> Callable[[list[Task], str], nn.Module]:
+    """Feedforward networks for images: a head for each task, one small output layer, or one over all classes."""
+
+    def network(tasks: list[Task], scenario: str) -> nn.Module:
+        inputs = tasks[0].train[0][0].numel()
+        classes = 1 + max(int(task.train[1].max()) for task in tasks)
+        return perceptron(inputs, hidden, classes, heads=len(tasks) if scenario == "task" else None)
+
+    return network
+
+
+def _stroke_network(tasks: list[Task], scenario: str) -> nn.Module:
+    return MultiHead(SequenceFeatures(4, 30, last=5), [nn.Linear(30, 2) for _ in tasks])
+
+
+def _stimulus_network(tasks: list[Task], scenario: str) -> nn.Module:
+    return SequenceRegressor(11, 256, 3, leak=0.2, noise=0.05 * (2 / 0.2) ** 0.5)
+
+
+def _performance(predicted: Any, batch: tuple[Any, ...]) -> torch.Tensor:
+    _, lengths, _, y = batch
+    return performance(predicted.mean, y, lengths.to(y.device))
+
+
+_SCENARIOS = ("domain", "task", "class")
+_MNIST = {"steps": 2000, "batch_size": 256, "lr": 0.05, "momentum": 0.9}
+_MNIST_SCALES = {
+    "laplace-ncl": {"task": 0.2887, "domain": 28.87, "class": 288.7},
+    "variational-ncl": {"task": 0.2887, "domain": 1.0, "class": 10.0},
+}
+# A confident classifier has almost no Fisher left; over many classes a tempered one retains far more.
+_TEMPERED = {"variational-ncl/class": {"kronecker_sum": "additive", "fisher_temperature": 10.0}}
+
+SETUPS: dict[str, Setup] = {
+    setup.name: setup
+    for setup in (
+        Setup(
+            "split-digits",
+            "8 x 8 digits of scikit-learn, two classes a task; needs no download",
+            task_sets.split_digits,
+            _images((100, 100)),
+            Categorical(),
+            _SCENARIOS,
+            # With so few examples the noise of drawn targets would show.
+            settings={"steps": 500, "batch_size": 64, "lr": 0.05, "momentum": 0.9, "fisher": "exact"},
+            prior_scales={
+                "laplace-ncl": {"task": 1.0, "domain": 30.0, "class": 30.0},
+                "variational-ncl": {"task": 0.3, "domain": 0.5, "class": 1.0},
+            },
+            quick={"steps": 20},
+        ),
+        Setup(
+            "split-mnist",
+            "MNIST, two digits a task",
+            task_sets.split_mnist,
+            _images((400, 400)),
+            Categorical(),
+            _SCENARIOS,
+            settings=_MNIST,
+            prior_scales=_MNIST_SCALES,
+            method_settings=_TEMPERED,
+            quick={"size": 500, "steps": 20},
+        ),
+        Setup(
+            "split-fashion-mnist",
+            "Fashion-MNIST, two classes a task",
+            task_sets.split_fashion_mnist,
+            _images((400, 400)),
+            Categorical(),
+            _SCENARIOS,
+            settings=_MNIST,
+            prior_scales=_MNIST_SCALES,
+            method_settings=_TEMPERED,
+            quick={"size": 500, "steps": 20},
+        ),
+        Setup(
+            "permuted-mnist",
+            "MNIST with its pixels in another order for each task",
+            task_sets.permuted_mnist,
+            _images((400, 400)),
+            Categorical(),
+            settings=_MNIST,
+            prior_scales={"": {"": 1.0}},
+            quick={"size": 300, "steps": 20},
+        ),
+        Setup(
+            "rotated-mnist",
+            "MNIST turned by another angle for each task",
+            task_sets.rotated_mnist,
+            _images((400, 400)),
+            Categorical(),
+            settings=_MNIST,
+            prior_scales={"": {"": 1.0}},
+            quick={"size": 300, "steps": 20},
+        ),
+        Setup(
+            "stroke-mnist",
+            "digits as pen strokes, fifteen tasks of two digits, for a recurrent network",
+            task_sets.stroke_mnist,
+            _stroke_network,
+            Categorical(),
+            settings={"steps": 3906, "batch_size": 256, "lr": 0.01, "momentum": 0.9, "fisher_size": 2048},
+            prior_scales={"variational-ncl": {"": 0.3}},
+            inputs=2,
+            quick={"size": 300, "steps": 10},
+        ),
+        Setup(
+            "stimulus-response",
+            "six tasks of cognitive neuroscience for a recurrent network",
+            task_sets.stimulus_response,
+            _stimulus_network,
+            Normal(1.0),
+            settings={"steps": 31_250, "batch_size": 32, "lr": 0.005, "momentum": 0.9, "fisher_size": 2048},
+            prior_scales={"variational-ncl": {"": 0.3}},
+            inputs=3,
+            weight=lambda x, lengths, weight: weight,
+            metric=_performance,
+            quick={"steps": 5, "fisher_size": 64},
+        ),
+    )
+}

@@ -1,0 +1,68 @@
+"""Split CIFAR-100: ten tasks of ten classes, as images or as features of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nclbayes.errors import DataError
+from nclbayes.task import Task
+from nclbayes.tasks.cifar_data import Channels, load_cifar
+from nclbayes.tasks.cifar_features import FeatureExtractor
+from nclbayes.tasks.images import Active, Scenario, Split
+
+_BATCH = 500
+
+
+def split_cifar100(
+    scenario: Scenario | str = "domain",
+    seed: int = 0,
+    size: int | None = None,
+    features: Callable[[Tensor], Tensor] | None = None,
+    active: Active | str = "all",
+) -> list[Task]:
+    """Ten tasks of ten classes each, the classes dealt to tasks at random.
+
+    Images are float32 [N, 3, 32, 32], each channel z-scored by its mean and standard deviation over the whole training
+    set; training and test images are CIFAR-100's own. At full size they take 740 MB.
+
+    Args:
+        scenario: "task": labels 0 to 9, and ``context={"head": k}``; "domain": labels 0 to 9; "class": the tasks'
+            labels are 0 to 9, 10 to 19, and so on.
+        seed: Decides which classes make which task.
+        size: At most so many training examples a task, and at most so many test examples; None: all.
+        features: Put these in place of the images: a function from z-scored images to features, which is called on
+            batches without gradients; or a :class:`~nclbayes.tasks.cifar_features.FeatureExtractor`, whose features are
+            kept in the cache.
+        active: "seen" (scenario "class" only): ``context={"active": n}``, n the number of classes met so far.
+
+    Returns:
+        The tasks, in order.
+
+    Raises:
+        SettingError: If a setting is not one of those allowed.
+        DataError: If the data are not here and cannot be downloaded, or `features` does not return a row an image.
+        FileError: If a file is damaged.
+    """
+    split = Split("split_cifar100", 100, 10, scenario, seed, size, active)
+    train, test = load_cifar("cifar100")
+    channels = Channels.of(train.x)
+
+    def scale(x: Tensor) -> Tensor:
+        images = channels.z_score(x)
+        if features is None:
+            return images
+        return features.features(images) if isinstance(features, FeatureExtractor) else _in_batches(features, images)
+
+    return split.tasks(train, test, scale)
+
+
+def _in_batches(features: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    with torch.no_grad():
+        parts = [features(batch) for batch in images.split(_BATCH)]
+    rows = sum(len(part) for part in parts)
+    if rows != len(images):
+        raise DataError(f"`features` returned {rows} rows for {len(images)} images; it must return one for each.")
+    return torch.cat(parts).detach()
