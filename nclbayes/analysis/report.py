@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nclbayes.analysis import plots
+from nclbayes.analysis import measures, plots
 from nclbayes.analysis.record import Record
 
 if TYPE_CHECKING:
@@ -71,13 +71,13 @@ def text_table(runs: Runs) -> list[list[str]]:
         Method | Seeds | Average accuracy (%) | Learning time (minutes)
         ncl | 1 | 90.0 | 1.50
     """
-    plots.check_runs(runs)
-    measures = [plots.MEASURES[what] for what in _COLUMNS]
-    table = [["Method", "Seeds", *(f"{measure.title} ({measure.unit})".capitalize() for measure in measures)]]
+    measures.check_runs(runs)
+    shown = [measures.MEASURES[what] for what in _COLUMNS]
+    table = [["Method", "Seeds", *(f"{measure.title} ({measure.unit})".capitalize() for measure in shown)]]
     for name, records in runs.items():
         unfinished = sum(not record.is_complete for record in records)
         seeds = f"{len(records)} ({unfinished} unfinished)" if unfinished else f"{len(records)}"
-        numbers = [plots.MEASURES[what].write(plots.values_of(records, what)) for what in _COLUMNS]
+        numbers = [measures.MEASURES[what].write(measures.values_of(records, what)) for what in _COLUMNS]
         table.append([name, seeds, *numbers])
     return table
 

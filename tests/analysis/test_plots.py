@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nclbayes import Record, Score
-from nclbayes.analysis import plots
+from nclbayes.analysis import measures, plots
 from nclbayes.errors import SettingError
 
 matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
@@ -114,15 +114,15 @@ def test_compare_methods_shows_mean_error_and_seeds() -> None:
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
 
 
-@pytest.mark.parametrize("what", list(plots.MEASURES))
+@pytest.mark.parametrize("what", list(measures.MEASURES))
 def test_compare_methods_knows_every_number_of_a_summary(what: str) -> None:
     run = many(3)
-    assert set(run.summary()) == set(plots.MEASURES)
+    assert set(run.summary()) == set(measures.MEASURES)
     run.baseline = [0.1] * 3
     run.scores = [[*row, *[Score(0.3, 1, 0, 10)] * (3 - len(row))] for row in run.scores]
     figure = plots.compare_methods({"ncl": [run]}, what)
-    assert lines(figure)["ncl"][0] == [pytest.approx(plots.MEASURES[what].scale * run.summary()[what])]
-    assert plots.MEASURES[what].title in figure.axes[0].get_xlabel()
+    assert lines(figure)["ncl"][0] == [pytest.approx(measures.MEASURES[what].scale * run.summary()[what])]
+    assert measures.MEASURES[what].title in figure.axes[0].get_xlabel()
 
 
 def test_what_is_not_finite_is_left_out_and_said() -> None:
@@ -301,11 +301,11 @@ def test_without_matplotlib_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_numbers_are_written_plainly() -> None:
-    loss, accuracy = plots.MEASURES["average loss"], plots.MEASURES["average accuracy"]
+    loss, accuracy = measures.MEASURES["average loss"], measures.MEASURES["average accuracy"]
     assert loss.write([1234567.0]) == "1.23e+06"
     assert accuracy.write([-0.0001]) == "0.0"
     assert accuracy.write([]) == accuracy.write([NAN]) == "-"
-    assert plots.MEASURES["seconds"].write([60, 120], with_unit=True) == "1.50 ± 0.50 minutes"
+    assert measures.MEASURES["seconds"].write([60, 120], with_unit=True) == "1.50 ± 0.50 minutes"
 
 
 @pytest.mark.slow
