@@ -244,12 +244,13 @@ def _show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool)
         }
         print(json.dumps({"methods": found, "report": str(page)}))
     elif not quiet:
-        header, *rows = text_table(runs)
-        table = Table(*header)
-        for row in rows:
-            table.add_row(*row)
-        console = Console()
-        console.print(table)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("method", no_wrap=True)
+        for heading in ("accuracy %", "forgetting %", "loss", "calibration error %", "minutes"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for name, _, accuracy, forgetting, _, loss, calibration, minutes in text_table(runs)[1:]:
+            table.add_row(name, accuracy, forgetting, loss, calibration, minutes)
+        Console(width=max(100, Console().width)).print(table)
         print(f"Report and pictures: {page.parent.resolve()}")
 
 

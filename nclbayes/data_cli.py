@@ -12,6 +12,7 @@ import torch
 import typer
 
 from nclbayes.tasks import files
+from nclbayes.tasks.cifar_features import pretrain
 
 data_app = typer.Typer(help="The data sets: what is here, fetching and checking them.", no_args_is_help=True)
 
@@ -43,6 +44,20 @@ def check(name: Name) -> None:
     """Compare a data set's files with their known hashes."""
     for file, known in files.check(name).items():
         print(f"{file}: {'right' if known else 'here, but its hash is not known'}")
+
+
+@data_app.command("pretrain-cifar", epilog="Example: `nclbayes data pretrain-cifar --epochs 20`")
+def pretrain_cifar(
+    epochs: Annotated[int, typer.Option(help="How often each image is seen.")] = 100,
+    seed: Annotated[int, typer.Option(help="Decides initial weights, order and shifts.")] = 0,
+    size: Annotated[int | None, typer.Option(help="Use so many of the training images only.")] = None,
+    lr: Annotated[float, typer.Option(help="The learning rate of Adam.")] = 1e-4,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
+) -> None:
+    """Train the layers that turn CIFAR images into features, on CIFAR-10, and keep them in the cache."""
+    done = pretrain(epochs, seed, size=size, lr=lr, progress=not quiet)
+    print(f"test accuracy on CIFAR-10: {done.accuracy:.1%}")
+    print(done.path)
 
 
 def info(as_json: AsJson = False) -> None:

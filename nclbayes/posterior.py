@@ -21,6 +21,7 @@ from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
 from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
+from nclbayes.randomness import drawing_from
 from nclbayes.state import State, moved, state_from, state_settings, state_tensors
 from nclbayes.storage import read_file, write_file
 from nclbayes.task import Task, to_device
@@ -216,20 +217,23 @@ class OnlinePosterior:
         if num_samples is not None and num_samples < 1:
             raise SettingError(f"num_samples must be at least 1, not {num_samples}.")
         method = method or ("mean" if num_samples is None else "samples")
-        given, output = to_device(inputs, self._device(None)), self._outputs[0]
-        if method == "mean":
-            with torch.no_grad():
-                return predictive(self.model, given, context, self.mean(), output)
-        if method == "samples":
-            count = num_samples or 32
-            chunks = (self.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
-            return predictive_mixture(self.model, given, context, chunks, output)
-        if method != "linearized":
+        if method not in ("mean", "samples", "linearized"):
             raise SettingError(f"method is {method!r}; choose 'mean', 'samples' or 'linearized'.")
-        generator = self.generator if generator is None else generator
-        return predictive_linearized(
-            self.model, given, context, self._states, output, draws=num_samples or 256, generator=generator
-        )
+        device, output = self._device(None), self._outputs[0]
+        given = to_device(inputs, device)
+        if generator is None:
+            # At the mean a network's own noise comes from a fixed seed, so that to look changes nothing.
+            generator = torch.Generator().manual_seed(0) if method == "mean" else self.generator
+        with torch.no_grad(), drawing_from(generator, device):
+            if method == "mean":
+                return predictive(self.model, given, context, self.mean(), output)
+            if method == "samples":
+                count = num_samples or 32
+                chunks = (self.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
+                return predictive_mixture(self.model, given, context, chunks, output)
+            return predictive_linearized(
+                self.model, given, context, self._states, output, draws=num_samples or 256, generator=generator
+            )
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The posterior as a Pyro guide: one auxiliary site a block, then the block's sites.

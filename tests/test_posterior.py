@@ -81,6 +81,25 @@ def test_an_example_shows_the_prior_before_any_task() -> None:
     assert same(snapshot(posterior), snapshot(plain))
 
 
+def test_a_noisy_network_predicts_without_touching_the_global_state() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.randn(len(x), 1)
+
+    model = ncl.BayesianNetwork(Noisy(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, LAPLACE)
+    x = inputs(40, 3)
+    posterior.update(ncl.Task((x, x.sum(-1, keepdim=True)), name="sum"))
+    state, own = torch.get_rng_state(), posterior.generator.get_state()
+    first, second = (posterior.predict(x).mean for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(posterior.generator.get_state(), own)
+    other = posterior.predict(x, generator=torch.Generator().manual_seed(5)).mean
+    assert not torch.equal(first, other)
+    posterior.predict(x, num_samples=3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def multi_head() -> ncl.BayesianNetwork:
     torch.manual_seed(0)
     net = ncl.MultiHead(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), [nn.Linear(6, 3) for _ in range(3)])
@@ -224,6 +243,7 @@ def test_the_plug_in_prediction_is_the_network_at_the_mean() -> None:
 def drawn_in_chunks(posterior: ncl.OnlinePosterior, count: int, seed: int) -> dict[str, Tensor]:
     """The samples that a prediction draws: eight at a time."""
     g = torch.Generator().manual_seed(seed)
+    torch.randint(2**63 - 1, (), generator=g)  # seeds the network's own noise
     chunks = [posterior.sample(min(8, count - i), generator=g) for i in range(0, count, 8)]
     return {site: torch.cat([chunk[site] for chunk in chunks]) for site in chunks[0]}
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyro.poutine as poutine
 import torch
 
 from nclbayes.analysis.evaluation import Score, evaluate
@@ -18,6 +17,8 @@ from nclbayes.experiments.setups import Setup, find_setup
 from nclbayes.methods import JointLearner, find_method
 from nclbayes.nn import BayesianNetwork
 from nclbayes.posterior import OnlinePosterior
+from nclbayes.prediction import predictive
+from nclbayes.randomness import drawing_from
 from nclbayes.task import Task, to_device
 
 _FORMAT = 1
@@ -181,15 +182,15 @@ class _Untrained:
     """Predicts with the network as it was initialised."""
 
     def __init__(self, model: BayesianNetwork, device: str) -> None:
-        self._model = poutine.condition(model, model.initial_values())
-        self._device = torch.device(device)
+        self._model, self._device = model, torch.device(device)
 
     def predict(self, *inputs: Any, **context: Any) -> Any:
         """The distribution of the targets of new inputs."""
+        generator = context.pop("generator", None) or torch.Generator().manual_seed(0)
         context.pop("num_samples", None)
-        context.pop("generator", None)
-        with torch.no_grad():
-            return self._model(*to_device(inputs, self._device), **context)
+        with torch.no_grad(), drawing_from(generator, self._device):
+            inputs = to_device(inputs, self._device)
+            return predictive(self._model, inputs, context, self._model.initial_values(), "y")
 
 
 def _scores(config: RunConfig, setup: Setup, learner: Any, tasks: list[Task]) -> list[Score]:

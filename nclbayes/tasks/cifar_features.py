@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from nclbayes.errors import FileError, NonFiniteError, SettingError
+from nclbayes.errors import DataError, FileError, NonFiniteError, SettingError
 from nclbayes.randomness import drawing_from
 from nclbayes.storage import read_file, write_file
 from nclbayes.tasks.cifar_data import Channels, load_cifar
@@ -264,6 +264,30 @@ def weights_path(epochs: int = 100, seed: int = 0, size: int | None = None) -> P
     """
     some = "" if size is None else f"-size-{size}"
     return cache_folder() / f"cifar10-features-epochs-{epochs}-seed-{seed}{some}.safetensors"
+
+
+def pretrained() -> FeatureExtractor:
+    """The extractor that :func:`pretrain` left in the cache; of several, the one trained longest.
+
+    Returns:
+        The frozen layers.
+
+    Raises:
+        DataError: If there is none.
+    """
+    found = cache_folder().glob("cifar10-features-epochs-*-seed-*.safetensors")
+    ranked = sorted(found, key=lambda path: (_size(path), int(path.name.split("-")[3])))
+    if not ranked:
+        raise DataError(
+            "The layers that turn CIFAR images into features have not been trained yet: run `nclbayes data "
+            "pretrain-cifar` (or call nclbayes.tasks.cifar_features.pretrain) once."
+        )
+    return FeatureExtractor.load(ranked[-1])
+
+
+def _size(path: Path) -> float:
+    """How many images weights were trained on, by their file's name."""
+    return float(path.stem.split("-size-")[1]) if "-size-" in path.stem else float("inf")
 
 
 def _head() -> nn.Module:

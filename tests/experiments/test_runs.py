@@ -1,0 +1,132 @@
+"""Runs that are stopped and taken up, and folders that say what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nclbayes import OnlinePosterior, Record
+from nclbayes.errors import FileError, SettingError
+from nclbayes.experiments import SETUPS, RunConfig, compare, find_setup, run
+from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
+
+pytest.importorskip("sklearn")
+
+
+def config(method: str = "laplace-ncl", **rest: object) -> RunConfig:
+    return RunConfig.of("split-digits", method, settings={"steps": 15, "batch_size": 32}, size=60, tasks=3, **rest)  # type: ignore[arg-type]
+
+
+def same(first: Record, second: Record) -> bool:
+    untimed = [replace(record, seconds=[]) for record in (first, second)]
+    return untimed[0] == untimed[1]
+
+
+@pytest.mark.parametrize("method", ["laplace-ncl", "variational-ncl", "none", "joint"])
+def test_a_run_that_is_stopped_goes_on_and_ends_the_same(method: str, tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    whole = run(config(method), tmp_path / "whole", progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+    def stop(text: str) -> None:
+        if text.startswith("2/3"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config(method), tmp_path / "halves", progress=False, say=stop)
+    again = run(config(method), tmp_path / "halves", progress=False)
+    assert same(whole, again)
+    assert same(Record.load(tmp_path / "halves" / "record.json"), whole)
+    assert len(whole.losses[2]) == 15
+    assert not (tmp_path / "halves" / "update.ckpt").exists()
+
+
+def test_a_run_killed_between_posterior_and_record_scores_the_task_once_more(tmp_path: Path) -> None:
+    whole = run(config(), tmp_path / "a", progress=False)
+    run(config(), tmp_path / "b", progress=False)
+    record = Record.load(tmp_path / "b" / "record.json")
+    for rows in (record.scores, record.losses, record.seconds):
+        rows.pop()
+    record.save(tmp_path / "b" / "record.json")
+    again = run(config(), tmp_path / "b", progress=False)
+    assert again.matrix() == whole.matrix()
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    run(config("none"), tmp_path, progress=False)
+    with pytest.raises(FileError, match="holds a run of another configuration"):
+        run(config("joint"), tmp_path, progress=False)
+    assert RunConfig.load(tmp_path / "config.json") == config("none")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileError, match="is not a configuration of a run"):
+        run(config("none"), tmp_path, progress=False)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match=r"Could not write to '.*file/run'"):
+        run(config(), tmp_path / "file" / "run", progress=False)
+
+
+def test_the_seed_decides_everything() -> None:
+    first, second, other = (run(config(seed=seed), progress=False) for seed in (1, 1, 2))
+    assert same(first, second)
+    assert first.tasks != other.tasks
+
+
+def test_defaults_come_from_set_method_and_scenario() -> None:
+    mnist = RunConfig.of("split_mnist", "laplace-ncl", "class")
+    assert (mnist.prior_scale, mnist.settings["steps"], mnist.settings["lr"]) == (288.7, 2000, 0.05)
+    assert RunConfig.of("split-mnist", "variational-ncl", "class").settings["fisher_temperature"] == 10.0
+    assert RunConfig.of("stimulus-response", "none", quick=True).settings["steps"] == 5
+    with pytest.raises(SettingError, match=r"no scenario 'clas' \(did you mean 'class'\?\)"):
+        RunConfig.of("split-mnist", "none", "clas")
+    with pytest.raises(SettingError, match="its scenarios are none: there is just one"):
+        RunConfig.of("stroke-mnist", "none", "class")
+    with pytest.raises(SettingError, match=r"no setting 'momentun' \(did you mean 'momentum'\?\)"):
+        RunConfig.of("split-mnist", "none", settings={"momentun": 0.5})
+    with pytest.raises(SettingError, match="lr must be positive"):
+        RunConfig.of("split-mnist", "none", settings={"lr": -1})
+
+
+def test_every_scenario_of_the_digits_runs() -> None:
+    for scenario in ("task", "domain", "class"):
+        settings = {"steps": 30, "batch_size": 32, "lr": 0.1}
+        record = run(RunConfig.of("split-digits", "laplace-ncl", scenario, settings=settings, tasks=2), progress=False)
+        assert record.is_complete
+        assert record.matrix()[0][0] > 0.8
+    assert set(SETUPS) >= {"split-digits", "split-mnist", "stroke-mnist", "stimulus-response", "split-cifar100"}
+    assert find_setup("split_digits").name == "split-digits"
+
+
+def test_a_comparison_in_processes_is_that_in_one(tmp_path: Path) -> None:
+    configs = [config(method, seed=seed) for method in ("none", "joint") for seed in (0, 1)]
+    alone = compare(configs, tmp_path / "alone", progress=False)
+    together = compare(configs, tmp_path / "together", jobs=2)
+    assert list(alone) == list(together) == ["none", "joint"]
+    for name, records in alone.items():
+        for first, second in zip(records, together[name], strict=True):
+            assert first.average_accuracy == pytest.approx(second.average_accuracy, abs=0.05)
+    assert isinstance(
+        OnlinePosterior.load(
+            tmp_path / "alone" / "none" / "seed-0" / "posterior.ncl",
+            find_setup("split-digits").make_model(
+                find_setup("split-digits").make_tasks("domain", 0, 60), "domain", 1.0, 0
+            ),
+        ),
+        OnlinePosterior,
+    )
+
+
+def test_the_networks_have_the_shapes_of_their_tasks() -> None:
+    x, lengths = torch.zeros(3, 9, 4), torch.tensor([9, 5, 6])
+    assert SequenceFeatures(4, 7, last=5)(x, lengths).shape == (3, 5, 7)
+    assert SequenceRegressor(4, 7, 3)(x, lengths).shape == (3, 9, 3)
+    assert perceptron(16, (8,), 2, heads=3)(torch.zeros(5, 1, 4, 4), head=2).shape == (5, 2)
+    features = SequenceFeatures(4, 7, last=5)
+    moving = torch.randn(2, 9, 4)
+    states = features.core(moving, torch.tensor([9, 6]))
+    torch.testing.assert_close(features(moving, torch.tensor([9, 6]))[1], states[1, 1:6])

@@ -1,0 +1,121 @@
+"""The command line as a person types it: tables, files, exit codes and one-line errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from nclbayes.cli import run_command_line
+
+
+def test_the_demo_leaves_a_table_pictures_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["demo", "--quick", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    for method in ("laplace-ncl", "variational-ncl", "none", "joint"):
+        assert method in printed.out
+    assert str(tmp_path.resolve()) in printed.out
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "plots" / "methods.png").exists()
+    assert run_command_line(["report", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["methods"]) == ["laplace-ncl", "variational-ncl", "none", "joint"]
+    assert 0 <= found["methods"]["none"][0]["average accuracy"] <= 1
+
+
+def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    command = ["run", "split-digits", "--method", "none", "--steps", "10", "--tasks", "2", "-o", "lr=0.1", "--json"]
+    assert run_command_line([*command, "--out", str(first)]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert run_command_line(["run", "--config", str(first / "config.json"), "--out", str(second), "--json"]) == 0
+    two = json.loads(capsys.readouterr().out)
+    assert one["methods"]["none"][0]["average loss"] == two["methods"]["none"][0]["average loss"]
+    assert sorted(p.name for p in first.iterdir()) == [
+        *("config.json", "plots", "posterior.ncl", "record.csv", "record.json", "report.html")
+    ]
+    assert json.loads((first / "config.json").read_text())["settings"]["lr"] == 0.1
+
+
+def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "split-digits", "--method", "none", "--steps", "2", "--tasks", "1", "--quiet", "--out"]
+    assert run_command_line([*command, str(tmp_path / "r")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == printed.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "split-mnits"], "no task set 'split-mnits' (did you mean 'split-mnist'?)"),
+        (["run"], "Name a task set"),
+        (["run", "split-digits", "--method", "jont"], "no method 'jont' (did you mean 'joint'?)"),
+        (["run", "split-digits", "--scenario", "tsk"], "no scenario 'tsk' (did you mean 'task'?)"),
+        (["run", "split-digits", "-o", "lr"], "name=value, not 'lr'"),
+        (["run", "split-digits", "-o", "lr=fast"], "lr must be positive"),
+        (["run", "split-digits", "--device", "tpu"], "choose auto, cpu or cuda"),
+        (["compare", "split-digits", "--seeds", "a-b"], "0-4 or 1,3,5"),
+        (["report", "nowhere"], "There is no run in 'nowhere'"),
+        (["data", "check", "mnits"], "mnist"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_two(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line(arguments) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert said.startswith("nclbayes: error: ")
+    assert len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where_an_error_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["run", "nothing", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_missing_data_say_what_to_fetch_and_where_to_put_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pooch
+
+    def offline(*args: object, **kwargs: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setenv("NCLBAYES_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(pooch, "retrieve", offline)
+    assert run_command_line(["run", "split-mnist", "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "train-images-idx3-ubyte.gz" in said
+    assert str(tmp_path / "data") in said
+
+
+def test_a_folder_of_another_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "split-digits", "--steps", "2", "--tasks", "1", "--quiet", "--out", str(tmp_path)]
+    assert run_command_line([*command, "--method", "none"]) == 0
+    assert run_command_line([*command, "--method", "joint"]) == 2
+    assert "another configuration" in capsys.readouterr().err
+
+
+def test_the_module_runs_and_tells_about_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nclbayes", "info", "--json"], capture_output=True, text=True, check=True
+    )
+    assert "torch" in json.loads(done.stdout)["versions"]
+    shown = subprocess.run([sys.executable, "-m", "nclbayes", "--help"], capture_output=True, text=True, check=True)
+    for command in ("demo", "run", "compare", "report", "data", "info"):
+        assert command in shown.stdout
