@@ -1,6 +1,6 @@
 """Bayesian continual learning for Pyro, with Kronecker-factored Gaussian posteriors."""
 
-from nclbayes import nn
+from nclbayes import nn, tasks
 from nclbayes.analysis import Record, Score, evaluate
 from nclbayes.engines import LaplaceNCL, VariationalNCL
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, FisherKind, KroneckerFisher, fisher
@@ -39,5 +39,6 @@ __all__ = [
     "fisher",
     "kronecker_sum",
     "nn",
+    "tasks",
     "valid_steps",
 ]

@@ -23,14 +23,33 @@ def test_the_snippets_run_in_order(capsys: object) -> None:
     for snippet in fenced("python"):
         exec(compile(snippet, "README.md", "exec"), namespace)
     torch.set_rng_state(state)
-    assert namespace["posterior"].tasks == ("task 0", "task 1", "task 2", "again")  # type: ignore[attr-defined]
+    assert namespace["posterior"].tasks[-2:] == ("my data", "again")  # type: ignore[attr-defined]
+    assert len(namespace["posterior"].tasks) == 7  # type: ignore[attr-defined]
     assert "KroneckerNormal" in repr(namespace["q"])
 
 
-def test_ci_calls_the_readmes_only_command() -> None:
-    (command,) = fenced("console")
-    assert "pytest" in command
-    assert command.strip() in (ROOT / ".ci" / "run").read_text()
+def test_ci_calls_the_readmes_two_commands() -> None:
+    demo, test = fenced("console")
+    assert "nclbayes demo" in demo
+    assert "pytest" in test
+    for command in (demo, test):
+        assert command.strip() in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_command_lines_parse() -> None:
+    from nclbayes.cli import run_command_line
+
+    (block,) = fenced("text")
+    for line in block.strip().splitlines():
+        name, *arguments = line.split()
+        assert name == "nclbayes"
+        command = arguments[:2] if arguments[0] == "data" else arguments[:1]
+        assert run_command_line([*command, "--help"]) == 0
+        from nclbayes.experiments import RunConfig
+
+        if arguments[0] == "run":
+            chosen = dict(zip(arguments[2::2], arguments[3::2], strict=True))
+            assert RunConfig.of(arguments[1], chosen["--method"], chosen["--scenario"]).set == arguments[1]
 
 
 def test_the_citation_names_this_version() -> None:

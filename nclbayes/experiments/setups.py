@@ -280,7 +280,7 @@ SETUPS: dict[str, Setup] = {
             Normal(1.0),
             # The paper's 0.005 is for errors averaged over time; a likelihood sums them over some fifty scored steps.
             settings={"steps": 31_250, "batch_size": 32, "lr": 1e-4, "momentum": 0.9, "fisher_size": 2048},
-            # About one over the root of the number of units: samples of the weights must make a network that does not explode.
+            # One over the root of the number of units: samples of the weights must not make a network that explodes.
             prior_scales={"variational-ncl": {"": 0.06}},
             inputs=3,
             weight=lambda x, lengths, weight: weight,
