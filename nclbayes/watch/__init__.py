@@ -1,9 +1,10 @@
 """Running a model while seeing its sites (Pyro's side) and its linear maps (torch's side)."""
 
-from nclbayes.watch.maps import LinearUse, MapRecorder, OtherUse, is_watched
+from nclbayes.watch.maps import MapRecorder, is_watched
 from nclbayes.watch.run import ModelRun, watch
 from nclbayes.watch.sites import Latent, Observed, SiteRecorder
 from nclbayes.watch.steps import valid_steps
+from nclbayes.watch.uses import LinearUse, OtherUse
 
 __all__ = [
     "Latent",

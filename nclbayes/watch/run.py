@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import DataError, NonFiniteError
-from nclbayes.watch.maps import LinearUse, MapRecorder, OtherUse
+from nclbayes.watch.maps import MapRecorder
 from nclbayes.watch.sites import Latent, Observed, SiteRecorder
+from nclbayes.watch.uses import LinearUse, OtherUse
 
 Model = Callable[..., Any]
 Batch = Sequence[Any]

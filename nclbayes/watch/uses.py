@@ -1,0 +1,104 @@
+"""What a run did with a weight: linear maps of it, and other uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from nclbayes.errors import NCLError
+from nclbayes.watch.calls import CallKind, call_name
+from nclbayes.watch.rows import ConvolutionRows, ProductRows, only_valid
+
+
+@dataclass
+class LinearUse:
+    """One application of a weight as a linear map, possibly to many rows.
+
+    Attributes:
+        weight: The weight's site.
+        bias: The site that is added to the map's output, if any.
+        function: The torch function.
+        transposed: Whether the map's m-by-n matrix is the transpose of the site's (last two) dimensions.
+        input: The map's input.
+        edge: Where the gradient of the map's output passes.
+        rows: How input and gradient turn into rows.
+        mask: Which rows are valid, [R] or [k, R]; None for all.
+        shape: The shape of the map's output.
+    """
+
+    weight: str
+    bias: str | None
+    function: Callable[..., Any]
+    transposed: bool
+    input: Tensor
+    edge: GradientEdge
+    rows: ProductRows | ConvolutionRows
+    mask: Tensor | None
+    shape: torch.Size
+    _version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._version = self.input._version
+
+    @property
+    def call(self) -> str:
+        """The torch function's name, for messages."""
+        return call_name(self.function)
+
+    def input_rows(self) -> Iterator[Tensor]:
+        """Valid input rows (zeros in place of padding), in bounded pieces.
+
+        Yields:
+            [R', n] or [k, R', n].
+
+        Raises:
+            NCLError: If the input was changed in place after the map had read it.
+        """
+        if self.input._version != self._version:
+            raise NCLError(
+                f"The input of {self.call} with weight '{self.weight}' was modified in place after the call. "
+                "Autograd could not differentiate this model either: use an out-of-place operation."
+            )
+        start = 0
+        for piece in self.rows.inputs(self.input.detach()):
+            stop = start + piece.shape[-2]
+            yield only_valid(piece, None if self.mask is None else self.mask[..., start:stop])
+            start = stop
+
+    def gradient_rows(self, grad: Tensor) -> Tensor:
+        """Valid gradient rows (zeros in place of padding).
+
+        Args:
+            grad: The gradient of the map's output.
+
+        Returns:
+            [R, m] or [k, R, m].
+        """
+        return only_valid(self.rows.gradients(grad.reshape(self.shape)), self.mask)
+
+    def count(self) -> Tensor | int:
+        """The number of valid rows (of each map of a stack)."""
+        if self.mask is None:
+            return self.rows.count
+        valid = self.mask.sum()
+        return valid if self.mask.ndim == 1 else valid / self.mask.shape[0]
+
+
+@dataclass(frozen=True)
+class OtherUse:
+    """A differentiable use of a site that is no linear map.
+
+    Attributes:
+        site: The site.
+        call: The torch function, for messages.
+        kind: What the call does with the site.
+    """
+
+    site: str
+    call: str
+    kind: CallKind
