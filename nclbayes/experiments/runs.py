@@ -96,6 +96,8 @@ class RunConfig:
         if rest.get("size") is None and size is not None:
             rest["size"] = size
         merged = {**setup.engine_settings(method, scenario), **short, **(settings or {})}
+        if setup.endless and rest.get("size") is None:
+            rest["size"] = merged["steps"] * merged["batch_size"]
         scale = setup.prior_scale(method, scenario) if prior_scale is None else prior_scale
         if not scale > 0:
             raise SettingError(f"prior_scale must be positive, not {scale}.")

@@ -40,6 +40,7 @@ class Setup:
         method_settings: What a method changes in a scenario, by "method" or "method/scenario".
         inputs: How many inputs the network takes.
         weight: What each target counts, a function of the inputs.
+        endless: Whether its training data have no end: N is then the number of examples that training sees.
         metric: What counts as right, if not the most probable class.
         quick: Settings for a short run: of the tasks ("size") and of the methods.
     """
@@ -55,6 +56,7 @@ class Setup:
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inputs: int = 1
     weight: Callable[..., torch.Tensor] | None = None
+    endless: bool = False
     metric: Metric | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)
 
@@ -183,6 +185,8 @@ _MNIST_SCALES = {
 }
 # A confident classifier has almost no Fisher left; over many classes a tempered one retains far more.
 _TEMPERED = {"variational-ncl/class": {"kronecker_sum": "additive", "fisher_temperature": 10.0}}
+# The closest sum leaves the room that many recurrent tasks need; `additive` stiffens whatever one of them has used.
+_CLOSEST = {"laplace-ncl": {"kronecker_sum": "kl"}, "variational-ncl": {"kronecker_sum": "kl"}}
 
 SETUPS: dict[str, Setup] = {
     setup.name: setup
@@ -269,6 +273,7 @@ SETUPS: dict[str, Setup] = {
             Categorical(),
             settings={"steps": 3906, "batch_size": 256, "lr": 0.01, "momentum": 0.9, "fisher_size": 2048},
             prior_scales={"variational-ncl": {"": 0.2}},
+            method_settings=_CLOSEST,
             inputs=2,
             quick={"size": 300, "steps": 10},
         ),
@@ -282,8 +287,10 @@ SETUPS: dict[str, Setup] = {
             settings={"steps": 31_250, "batch_size": 32, "lr": 1e-4, "momentum": 0.9, "fisher_size": 2048},
             # One over the root of the number of units: samples of the weights must not make a network that explodes.
             prior_scales={"variational-ncl": {"": 0.06}},
+            method_settings=_CLOSEST,
             inputs=3,
             weight=lambda x, lengths, weight: weight,
+            endless=True,
             metric=_performance,
             quick={"steps": 5, "fisher_size": 64},
         ),

@@ -81,7 +81,10 @@ def test_defaults_come_from_set_method_and_scenario() -> None:
     mnist = RunConfig.of("split_mnist", "laplace-ncl", "class")
     assert (mnist.prior_scale, mnist.settings["steps"], mnist.settings["lr"]) == (288.7, 2000, 0.05)
     assert RunConfig.of("split-mnist", "variational-ncl", "class").settings["fisher_temperature"] == 10.0
-    assert RunConfig.of("stimulus-response", "none", quick=True).settings["steps"] == 5
+    quick = RunConfig.of("stimulus-response", "none", quick=True)
+    assert quick.settings["steps"] == 5
+    assert quick.size == 5 * 32
+    assert RunConfig.of("stimulus-response", "none").size == 1_000_000
     with pytest.raises(SettingError, match=r"no scenario 'clas' \(did you mean 'class'\?\)"):
         RunConfig.of("split-mnist", "none", "clas")
     with pytest.raises(SettingError, match="its scenarios are none: there is just one"):
