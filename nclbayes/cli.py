@@ -190,18 +190,25 @@ def run_command_line(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     try:
         code = app([a for a in arguments if a != "--debug"], prog_name="nclbayes", standalone_mode=False)
-        return code if isinstance(code, int) else 0
     except click.ClickException as error:
         error.show()
         return 2
     except (KeyboardInterrupt, click.exceptions.Abort):
-        print("nclbayes: interrupted. The same command goes on from here.", file=sys.stderr)
-        return 130
+        code = _INTERRUPTED
+    except SystemExit as stop:
+        code = stop.code
     except NCLError as error:
         if debug:
             traceback.print_exc()
         print(f"nclbayes: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    if code == _INTERRUPTED:
+        print("nclbayes: interrupted. The same command goes on from here.", file=sys.stderr)
+    return code if isinstance(code, int) else 0
+
+
+# What a shell makes of a program that an interrupt ended.
+_INTERRUPTED = 130
 
 
 def _compare(configs: list[RunConfig], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+from nclbayes import Record
 from nclbayes.cli import run_command_line
 
 
@@ -119,3 +122,19 @@ def test_the_module_runs_and_tells_about_itself() -> None:
     shown = subprocess.run([sys.executable, "-m", "nclbayes", "--help"], capture_output=True, text=True, check=True)
     for command in ("demo", "run", "compare", "report", "data", "info"):
         assert command in shown.stdout
+
+
+def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nclbayes", "run", "split-digits", "--method", "none", "--tasks", "2"]
+    command += ["--steps", "2000", "--quiet", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "record.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == "nclbayes: interrupted. The same command goes on from here."
+    assert not Record.load(tmp_path / "record.json").is_complete
+    subprocess.run(command, check=True)
+    assert Record.load(tmp_path / "record.json").is_complete
