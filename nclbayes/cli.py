@@ -6,11 +6,11 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import torch
 import typer
 from rich.console import Console
@@ -98,7 +98,8 @@ def run(
             device=_device(device),
         )
         out = Path("runs") / f"{chosen.set}-{chosen.scenario or 'run'}-{method}-{seed}" if out is None else out
-    record = run_one(chosen, out, progress=False if quiet else None, say=_say(quiet or as_json))
+    with _interruptible():
+        record = run_one(chosen, out, progress=False if quiet else None, say=_say(quiet or as_json))
     report = _write(out, f"{chosen.set}: {chosen.method}", {chosen.method: [record]}, chosen)
     _show({chosen.method: [record]}, report, quiet, as_json)
 
@@ -187,32 +188,36 @@ def run_command_line(arguments: Sequence[str]) -> int:
     Returns:
         The exit code: 0, 2 for an error of the user's, 130 for an interrupt, 1 for anything else.
     """
-    debug = "--debug" in arguments
     try:
-        code = app([a for a in arguments if a != "--debug"], prog_name="nclbayes", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        code = _INTERRUPTED
+        app([a for a in arguments if a != "--debug"], prog_name="nclbayes")
     except SystemExit as stop:
-        code = stop.code
+        return stop.code if isinstance(stop.code, int) else 0
+    except _Interrupted:
+        print("nclbayes: interrupted. The same command goes on from here.", file=sys.stderr)
+        return 130
     except NCLError as error:
-        if debug:
+        if "--debug" in arguments:
             traceback.print_exc()
         print(f"nclbayes: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    if code == _INTERRUPTED:
-        print("nclbayes: interrupted. The same command goes on from here.", file=sys.stderr)
-    return code if isinstance(code, int) else 0
+    return 0
 
 
-# What a shell makes of a program that an interrupt ended.
-_INTERRUPTED = 130
+class _Interrupted(Exception):
+    """Ctrl-C while runs were under way."""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _Interrupted from None
 
 
 def _compare(configs: list[RunConfig], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
-    records = compare_runs(configs, out, jobs=jobs, progress=False if quiet else None, say=_say(quiet or as_json))
+    with _interruptible():
+        records = compare_runs(configs, out, jobs=jobs, progress=False if quiet else None, say=_say(quiet or as_json))
     _show(records, _write(out, configs[0].set, records, configs[0]), quiet, as_json)
 
 
