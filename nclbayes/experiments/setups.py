@@ -165,7 +165,7 @@ def _cifar_features(scenario: str = "domain", seed: int = 0, size: int | None = 
 
 
 def _stroke_network(tasks: list[Task], scenario: str) -> nn.Module:
-    return MultiHead(SequenceFeatures(4, 30, last=5), [nn.Linear(30, 2) for _ in tasks])
+    return MultiHead(SequenceFeatures(4, 30, last=5, leak=0.2), [nn.Linear(30, 2) for _ in tasks])
 
 
 def _stimulus_network(tasks: list[Task], scenario: str) -> nn.Module:
