@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nclbayes.analysis.record import Record
 from nclbayes.errors import NCLError
-from nclbayes.experiments.runs import RunConfig, run
+from nclbayes.experiments.runs import RunConfig, claim_folder, run
 
 
 class ComparisonError(NCLError):
@@ -53,6 +53,7 @@ def compare(
 
     Raises:
         ComparisonError: If a run fails in a process of its own.
+        FileError: If a run's folder holds one of another configuration.
     """
     if jobs > 1:
         _run_in_processes(configs, out, jobs, say)
@@ -74,9 +75,7 @@ def _run_in_processes(configs: Sequence[RunConfig], out: Path, jobs: int, say: C
             while waiting and len(running) < jobs:
                 config = waiting.pop(0)
                 folder = run_folder(out, config)
-                folder.mkdir(parents=True, exist_ok=True)
-                if not (folder / "config.json").exists():
-                    config.save(folder / "config.json")
+                claim_folder(folder, config)
                 arguments = ["run", "--config", str(folder / "config.json"), "--out", str(folder), "--quiet"]
                 command = [sys.executable, "-m", "nclbayes", *arguments]
                 with (folder / "log.txt").open("w") as log:

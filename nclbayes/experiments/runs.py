@@ -12,7 +12,7 @@ import torch
 
 from nclbayes.analysis.evaluation import Score, evaluate
 from nclbayes.analysis.record import Record
-from nclbayes.errors import FileError, NCLError, SettingError
+from nclbayes.errors import FileError, SettingError
 from nclbayes.experiments.setups import Setup, find_setup
 from nclbayes.methods import JointLearner, find_method
 from nclbayes.nn import BayesianNetwork
@@ -180,6 +180,29 @@ def run(
     return record
 
 
+def claim_folder(out: Path, config: RunConfig) -> None:
+    """Make a folder that of a run: write its configuration there, unless it is there already.
+
+    Args:
+        out: The folder.
+        config: The run.
+
+    Raises:
+        FileError: If the folder holds a run of another configuration, or cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not (out / "config.json").exists():
+            config.save(out / "config.json")
+    except OSError as error:
+        raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
+    if RunConfig.load(out / "config.json") != config:
+        raise FileError(
+            f"'{out}' holds a run of another configuration. Choose another folder, or run it as it is with "
+            f"--config {out / 'config.json'}."
+        )
+
+
 class _Untrained:
     """Predicts with the network as it was initialised."""
 
@@ -209,20 +232,7 @@ def _begin(
     if out is None:
         generator = torch.Generator().manual_seed(config.seed)
         return method.build(model, config.settings, generator), Record(names, about=asdict(config))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if (out / "config.json").exists():
-            if RunConfig.load(out / "config.json") != config:
-                raise FileError(
-                    f"'{out}' holds a run of another configuration. Choose another folder, or run it as it is with "
-                    f"--config {out / 'config.json'}."
-                )
-        else:
-            config.save(out / "config.json")
-    except NCLError:
-        raise
-    except OSError as error:
-        raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
+    claim_folder(out, config)
     record = Record(names, about=asdict(config))
     if (out / "record.json").exists():
         record = Record.load(out / "record.json")
