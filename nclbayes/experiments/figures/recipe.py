@@ -1,0 +1,144 @@
+"""What a recipe of a table or figure is, and how one is made into files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nclbayes.analysis.plots import save
+from nclbayes.errors import FileError, SettingError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCALES = ("quick", "laptop", "paper")
+"""To see that it runs; in minutes to an hour on two cores; as in the paper."""
+
+Row = Mapping[str, Any]
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Something that the paper says, and whether the results show it.
+
+    Attributes:
+        claim: What is said.
+        holds: Whether it is so here.
+        detail: The numbers.
+    """
+
+    claim: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """The data of a figure: everything that it is drawn from.
+
+    Attributes:
+        tables: Rows of plain values, by the table's name; each becomes a CSV file.
+        statements: What the paper says of them.
+        facts: Anything else, as plain values.
+    """
+
+    tables: Mapping[str, Sequence[Row]]
+    statements: Sequence[Statement] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where and how a recipe works.
+
+    Attributes:
+        out: A folder for what it keeps: runs that were done are not done again.
+        jobs: How many runs at a time.
+        device: Where to compute.
+        progress: Whether to show bars; None: on a terminal.
+        say: Called with a line now and then.
+    """
+
+    out: Path
+    jobs: int = 1
+    device: str = "cpu"
+    progress: bool | None = None
+    say: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a table or figure comes about.
+
+    Attributes:
+        name: What it is called on the command line.
+        summary: One line about it.
+        scales: The settings of each of `SCALES`.
+        compute: From settings to results.
+        draw: From results to pictures by name.
+    """
+
+    name: str
+    summary: str
+    scales: Mapping[str, Settings]
+    compute: Callable[[Settings, Workplace], Results]
+    draw: Callable[[Results], Mapping[str, Figure]]
+
+
+def make(recipe: Recipe, scale: str, place: Workplace, changes: Settings | None = None) -> Results:
+    """Compute a recipe's results and write them: ``results.json``, a CSV file a table, and the pictures.
+
+    Args:
+        recipe: The recipe.
+        scale: One of `SCALES`.
+        place: Where and how.
+        changes: What to change in the scale's settings.
+
+    Returns:
+        The results.
+
+    Raises:
+        SettingError: If the scale or a setting is unknown.
+        FileError: If the folder cannot be written, or holds a figure of other settings.
+    """
+    if scale not in SCALES:
+        raise SettingError(f"scale is '{scale}'; choose one of {', '.join(SCALES)}.")
+    settings = dict(recipe.scales[scale])
+    for name, value in (changes or {}).items():
+        if name not in settings:
+            raise SettingError(f"The figure {recipe.name} has no setting '{name}': it has {', '.join(settings)}.")
+        settings[name] = value
+    try:
+        place.out.mkdir(parents=True, exist_ok=True)
+        _claim(place.out / "figure.json", {"figure": recipe.name, "settings": settings})
+        results = recipe.compute(settings, place)
+        _write(results, place.out)
+        for name, picture in recipe.draw(results).items():
+            save(picture, place.out / f"{name}.png")
+    except OSError as error:
+        raise FileError(f"Could not write to '{place.out}': {error.strerror}.") from None
+    return results
+
+
+def _claim(path: Path, identity: Mapping[str, Any]) -> None:
+    """Keep runs of other settings apart: a folder belongs to one figure with one set of settings."""
+    text = json.dumps(identity, indent=1) + "\n"
+    if path.exists() and path.read_text() != text:
+        raise FileError(
+            f"'{path.parent}' holds a figure of other settings: choose another folder, or remove that one."
+        )
+    path.write_text(text)
+
+
+def _write(results: Results, out: Path) -> None:
+    (out / "results.json").write_text(json.dumps(asdict(results), indent=1) + "\n")
+    for name, rows in results.tables.items():
+        with (out / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+            writer.writeheader()
+            writer.writerows(rows)
