@@ -101,6 +101,19 @@ class KroneckerBlock:
             values[self.bias] = matrix[..., -1].reshape(*samples, *self.bias_shape)
         return values
 
+    def moments(self, latents: Mapping[str, Latent]) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations of the weights before any data: the model's prior.
+
+        Args:
+            latents: The sites as a run met them.
+
+        Returns:
+            Both of the block's shape.
+        """
+        priors = {site: _normal(latents[site]) for site in self.sites}
+        loc = self.pack({site: prior.loc for site, prior in priors.items()})
+        return loc, self.pack({site: prior.scale for site, prior in priors.items()})
+
     def prior(self, latents: Mapping[str, Latent]) -> KroneckerNormal:
         """The block's Gaussian before any data: the model's prior.
 
@@ -113,9 +126,8 @@ class KroneckerBlock:
         Raises:
             PriorError: If the prior's precisions are not a row factor times a column factor.
         """
-        priors = {site: _normal(latents[site]) for site in self.sites}
-        loc = self.pack({site: prior.loc for site, prior in priors.items()})
-        log_precision = self.pack({site: prior.scale.log().mul(-2) for site, prior in priors.items()}).double()
+        loc, scale = self.moments(latents)
+        log_precision = scale.log().mul(-2).double()
         # log P_ij = log g_i + log a_j, with mean log g = 0
         columns = log_precision.mean(-2, keepdim=True)
         rows = (log_precision - columns).mean(-1, keepdim=True)
@@ -182,6 +194,18 @@ class DiagonalBlock:
         _leading(f"The value of block '{self.name}'", matrix, self.shape)
         return {self.name: matrix}
 
+    def moments(self, latents: Mapping[str, Latent]) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations of the weights before any data: the model's prior.
+
+        Args:
+            latents: The sites as a run met them.
+
+        Returns:
+            Both of the block's shape.
+        """
+        prior = _normal(latents[self.name])
+        return prior.loc, prior.scale
+
     def prior(self, latents: Mapping[str, Latent]) -> Independent:
         """The site's Gaussian before any data: the model's prior.
 
@@ -191,8 +215,7 @@ class DiagonalBlock:
         Returns:
             Independent normals.
         """
-        prior = _normal(latents[self.name])
-        return Independent(Normal(prior.loc, prior.scale), len(self.shape))
+        return Independent(Normal(*self.moments(latents)), len(self.shape))
 
 
 Block = KroneckerBlock | DiagonalBlock

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nclbayes.blocks import Block, find_blocks
-from nclbayes.engines.settings import EngineSettings
-from nclbayes.errors import ModelError
+from nclbayes.blocks import Block, KroneckerBlock, find_blocks
+from nclbayes.engines.base import Engine
+from nclbayes.errors import ModelError, SettingError
 from nclbayes.fisher import FisherAccumulator
-from nclbayes.state import State, prior_state
+from nclbayes.state import DiagonalState, State, Structure, prior_state
 from nclbayes.task import Task, to_device
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model
@@ -39,10 +39,10 @@ class Joined:
 def join(
     model: Model,
     task: Task,
-    engine: EngineSettings,
+    engine: Engine,
     *,
     known: Mapping[str, State],
-    trained: set[str],
+    trained: Set[str],
     initial: Mapping[str, Tensor] | None,
     device: torch.device,
     generator: torch.Generator,
@@ -73,7 +73,7 @@ def join(
     outputs: tuple[str, ...] = ()
     for part in task.parts:
         run = look(model, few_examples(part, device), part.context, mean)
-        states |= touched_states(run, known)
+        states |= touched_states(run, known, engine.structure)
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
         outputs = tuple(run.observed)
     start = starting_points(states, trained, initial, generator)
@@ -125,7 +125,7 @@ def check_fisher(
     batch: tuple[Any, ...],
     context: Mapping[str, Any],
     values: Mapping[str, Tensor],
-    engine: EngineSettings,
+    engine: Engine,
 ) -> None:
     """Refuse a model whose Fisher cannot be had before the first step, not after the last.
 
@@ -140,21 +140,26 @@ def check_fisher(
         NCLError: If the Fisher of a weight cannot be had.
     """
     kind, temperature = engine.fisher, engine.fisher_temperature
-    FisherAccumulator(model, values, kind=kind, temperature=temperature, context=context).update(batch)
+    diagonal = engine.structure is Structure.DIAGONAL
+    FisherAccumulator(model, values, kind=kind, temperature=temperature, diagonal=diagonal, context=context).update(
+        batch
+    )
 
 
-def touched_states(run: ModelRun, known: Mapping[str, State]) -> dict[str, State]:
+def touched_states(run: ModelRun, known: Mapping[str, State], structure: Structure) -> dict[str, State]:
     """The Gaussians of the blocks that a run touches; a block that was never met before has its prior.
 
     Args:
         run: A run of the model.
         known: The Gaussians so far.
+        structure: The form that the Gaussians of linear maps must have.
 
     Returns:
         By block.
 
     Raises:
         ModelError: If the run uses a known site in another way than before.
+        SettingError: If a known Gaussian is of another form.
     """
     owners = {site: name for name, state in known.items() for site in state.block.sites}
     states: dict[str, State] = {}
@@ -164,16 +169,23 @@ def touched_states(run: ModelRun, known: Mapping[str, State]) -> dict[str, State
             taken = [site for site in block.sites if site in owners]
             if taken:
                 raise ModelError(f"Sites {taken} belong to block '{owners[taken[0]]}'; this task uses them otherwise.")
-            state = prior_state(block, run.latents)
+            state = prior_state(block, run.latents, structure)
         elif state.block != block:
             raise ModelError(f"Block '{name}' is {state.block} in the posterior, but this task uses it as {block}.")
+        elif isinstance(block, KroneckerBlock) and isinstance(state, DiagonalState) != (
+            structure is Structure.DIAGONAL
+        ):
+            raise SettingError(
+                f"Block '{name}' of the posterior is {state.kind}, and this engine needs {structure.value} blocks. "
+                "Start a new posterior with this engine, or go on with one that has such blocks."
+            )
         states[name] = state
     return states
 
 
 def starting_points(
     states: Mapping[str, State],
-    trained: set[str],
+    trained: Set[str],
     initial: Mapping[str, Tensor] | None,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:

@@ -14,11 +14,13 @@ from nclbayes.watch.run import Model
 
 
 class TaskMixture(Task):
-    """Tasks that are learnt together: each batch is of one of them, chosen in proportion to their sizes.
+    """Tasks that are learnt together: each batch is of one of them, chosen at random.
 
     Args:
         tasks: The tasks.
         name: What to call them together.
+        weights: How often each is chosen, relatively; None: in proportion to their sizes.
+        size: N of all together; None: the sum of their sizes.
 
     Raises:
         DataError: If there is no task.
@@ -33,11 +35,14 @@ class TaskMixture(Task):
         (40, [{'head': 10}, {'head': 30}])
     """
 
-    def __init__(self, tasks: Sequence[Task], *, name: str) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], *, name: str, weights: Sequence[float] | None = None, size: int | None = None
+    ) -> None:
         if not tasks:
             raise DataError(f"The mixture '{name}' has no tasks.")
         self._tasks = tuple(tasks)
-        super().__init__(self._draw, name=name, size=sum(task.size for task in tasks))
+        self._weights = [float(task.size) for task in tasks] if weights is None else list(weights)
+        super().__init__(self._draw, name=name, size=sum(task.size for task in tasks) if size is None else size)
 
     @property
     def parts(self) -> tuple[Task, ...]:
@@ -65,7 +70,7 @@ class TaskMixture(Task):
         Returns:
             An endless iterator, which can be stopped and taken up again.
         """
-        return _MixedBatches(self._tasks, batch_size, generator)
+        return _MixedBatches(self._tasks, self._weights, batch_size, generator)
 
     def epoch(
         self, batch_size: int, generator: torch.Generator | None = None, size: int | None = None, test: bool = False
@@ -91,10 +96,11 @@ class TaskMixture(Task):
 
 
 class _MixedBatches(Batches):
-    def __init__(self, tasks: Sequence[Task], batch_size: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], weights: Sequence[float], batch_size: int, generator: torch.Generator
+    ) -> None:
         self._parts = [task.batches(batch_size, generator) for task in tasks]
-        sizes = [float(task.size) for task in tasks]
-        self._shares = torch.tensor(sizes, dtype=torch.float64, device=generator.device) / sum(sizes)
+        self._shares = torch.tensor(weights, dtype=torch.float64, device=generator.device) / sum(weights)
         self._generator = generator
 
     def __next__(self) -> tuple[Any, ...]:

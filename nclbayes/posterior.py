@@ -7,23 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from nclbayes.blocks import KroneckerBlock
-from nclbayes.engines.base import ENGINES, Engine, Outcome, Problem
+from nclbayes.belief import Belief, Saved, read_belief, write_belief
+from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint, identity
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
 from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.randomness import drawing_from
-from nclbayes.state import State, moved, state_from, state_settings, state_tensors
-from nclbayes.storage import read_file, write_file
+from nclbayes.state import KroneckerState, State
 from nclbayes.task import Task, to_device
 from nclbayes.watch.run import Model
 
@@ -79,6 +78,9 @@ class OnlinePosterior:
         ('sum',)
     """
 
+    learner_settings: ClassVar[Mapping[str, Any]] = {}
+    """Further settings of a kind of posterior, with their defaults."""
+
     def __init__(
         self,
         model: Model,
@@ -89,37 +91,39 @@ class OnlinePosterior:
         example: Task | None = None,
     ) -> None:
         if not isinstance(engine, Engine):
-            raise SettingError(f"engine must be LaplaceNCL(...) or VariationalNCL(...), not {type(engine).__name__}.")
+            raise SettingError(f"engine must be one such as LaplaceNCL(...), not {type(engine).__name__}.")
         self.model = model
         self.engine = engine
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
-        self._states: dict[str, State] = {}
-        self._trained: set[str] = set()
-        self._tasks: tuple[str, ...] = ()
-        self._outputs: tuple[str, ...] = ()
-        self.log_evidence: float | None = None
+        self._belief = Belief()
         if example is not None:
             run = look(model, few_examples(example, self._device(example)), example.context, {})
-            self._states = touched_states(run, {})
-            self._outputs = tuple(run.observed)
+            states = touched_states(run, {}, engine.structure)
+            self._belief = Belief(states=states, outputs=tuple(run.observed))
 
     @property
     def blocks(self) -> Mapping[str, State]:
         """The blocks by name; each has its `.distribution`."""
-        return MappingProxyType(self._states)
+        return MappingProxyType(dict(self._states))
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the tasks seen, in order."""
-        return self._tasks
+        return self._belief.tasks
+
+    @property
+    def log_evidence(self) -> float | None:
+        """The Laplace estimate of the last task's log evidence, where its engine gives one."""
+        return self._belief.log_evidence
+
+    @property
+    def _states(self) -> Mapping[str, State]:
+        return self._belief.states
 
     def mean(self) -> dict[str, Tensor]:
         """The posterior mean, by site."""
-        values: dict[str, Tensor] = {}
-        for state in self._states.values():
-            values |= state.block.unpack(state.loc)
-        return values
+        return self._belief.mean()
 
     def update(
         self,
@@ -155,7 +159,7 @@ class OnlinePosterior:
             task,
             engine,
             known=self._states,
-            trained=self._trained,
+            trained=self._belief.trained,
             initial=self._initial_values(),
             device=device,
             generator=generator,
@@ -172,13 +176,14 @@ class OnlinePosterior:
                 task=task,
                 states=joined.states,
                 start=joined.start,
-                trained=frozenset(self._trained),
+                trained=self._belief.trained,
                 fixed=joined.fixed,
                 device=device,
                 generator=generator,
                 progress=progress,
                 callbacks=tuple(callbacks),
                 checkpoint=snapshots,
+                memory=self._belief.memory,
             )
         )
         report = self._commit(task, engine, joined.outputs, outcome)
@@ -212,14 +217,14 @@ class OnlinePosterior:
             ModelError: If no task has been learnt yet, or the output is not one that can be linearised.
             SettingError: If the method is unknown, or `num_samples` less than 1.
         """
-        if not self._outputs:
+        if not self._belief.outputs:
             raise ModelError("There is nothing to predict from yet: call update(task) first.")
         if num_samples is not None and num_samples < 1:
             raise SettingError(f"num_samples must be at least 1, not {num_samples}.")
         method = method or ("mean" if num_samples is None else "samples")
         if method not in ("mean", "samples", "linearized"):
             raise SettingError(f"method is {method!r}; choose 'mean', 'samples' or 'linearized'.")
-        device, output = self._device(None), self._outputs[0]
+        device, output = self._device(None), self._belief.outputs[0]
         given = to_device(inputs, device)
         if generator is None:
             # At the mean a network's own noise comes from a fixed seed, so that to look changes nothing.
@@ -261,21 +266,8 @@ class OnlinePosterior:
         Args:
             path: Where to.
         """
-        tensors: dict[str, Tensor] = {}
-        described = {}
-        for name, state in self._states.items():
-            tensors |= {f"{name}/{part}": tensor for part, tensor in state_tensors(state).items()}
-            described[name] = state_settings(state)
-        settings = {
-            "blocks": described,
-            "trained": sorted(self._trained),
-            "tasks": self._tasks,
-            "outputs": self._outputs,
-            "log_evidence": self.log_evidence,
-            "engine": {"name": type(self.engine).__name__, **self.engine.to_dict()},
-        }
-        tensors["generator"] = self.generator.get_state()
-        write_file(path, "posterior", tensors, settings)
+        learner = {name: getattr(self, name) for name in self.learner_settings}
+        write_belief(path, Saved(self._belief, self.engine, self.generator.get_state(), learner))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
@@ -291,20 +283,12 @@ class OnlinePosterior:
         Raises:
             FileError: If the file is damaged or foreign, or its sites are not those of the model.
         """
-        tensors, settings = read_file(path, "posterior")
-        engine = dict(settings["engine"])
-        name = engine.pop("name")
-        if name not in ENGINES:
-            raise FileError(f"'{path}' was written with the engine {name}, which is not known here: import it first.")
-        posterior = cls(model, ENGINES[name](**engine))
-        posterior.generator.set_state(tensors.pop("generator"))
-        for name, described in settings["blocks"].items():
-            parts = {part: tensors.pop(f"{name}/{part}") for part in described["tensors"]}
-            posterior._states[name] = state_from(described, parts)
+        saved = read_belief(path)
+        learner = {name: value for name, value in saved.learner.items() if name in cls.learner_settings}
+        posterior = cls(model, saved.engine, **learner)
+        posterior._belief = saved.belief
+        posterior.generator.set_state(saved.generator)
         posterior._check_model(path)
-        posterior._trained = set(settings["trained"])
-        posterior._tasks, posterior._outputs = tuple(settings["tasks"]), tuple(settings["outputs"])
-        posterior.log_evidence = settings["log_evidence"]
         return posterior
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -344,7 +328,7 @@ class OnlinePosterior:
         total: Any = 0.0
         for state in self._states.values():
             density = state.distribution.log_prob(state.block.pack(values))
-            stacked = isinstance(state.block, KroneckerBlock) and state.loc.ndim == 3
+            stacked = isinstance(state, KroneckerState) and state.loc.ndim == 3
             total = total + (density.sum(-1) if stacked else density)
         return total
 
@@ -379,21 +363,16 @@ class OnlinePosterior:
             The posterior itself.
         """
         target = torch.device(device)
-        self._states = {name: moved(state, target) for name, state in self._states.items()}
+        self._belief = self._belief.to(target)
         if isinstance(self.model, torch.nn.Module):
             self.model.to(target)
         return self
 
     def __repr__(self) -> str:
-        lines = [f"OnlinePosterior({type(self.engine).__name__}, tasks seen: {', '.join(self._tasks) or 'none yet'})"]
+        lines = [f"OnlinePosterior({type(self.engine).__name__}, tasks seen: {', '.join(self.tasks) or 'none yet'})"]
         for name, state in self._states.items():
-            block = state.block
-            shape = " x ".join(map(str, block.shape)) or "1"
-            if isinstance(block, KroneckerBlock):
-                kind = "Kronecker" + (", with bias" if block.bias is not None else "")
-            else:
-                kind = f"diagonal ({block.reason})"
-            lines.append(f"  {name}: {shape}, {kind}")
+            shape = " x ".join(map(str, state.block.shape)) or "1"
+            lines.append(f"  {name}: {shape}, {state.kind}")
         lines.append(f"  {sum(s.block.size for s in self._states.values()):,} weights in {len(self._states)} blocks")
         return "\n".join(lines)
 
@@ -427,11 +406,7 @@ class OnlinePosterior:
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def _commit(self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome) -> UpdateReport:
-        self._states = self._states | outcome.states
-        self._trained = self._trained | set(outcome.states)
-        self._tasks = (*self._tasks, task.name)
-        self._outputs = outputs
-        self.log_evidence = outcome.log_evidence
+        self._belief = self._belief.after(task.name, outputs, outcome)
         return UpdateReport(
             task=task.name,
             engine=type(engine).__name__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -15,6 +16,18 @@ from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, SumRule, kronecker_sum
 from nclbayes.kronecker.triangular import between_triangles
 from nclbayes.watch import Latent
+
+
+class Structure(Enum):
+    """The form of the Gaussian of a linear map.
+
+    Attributes:
+        KRONECKER: A precision A (x) G.
+        DIAGONAL: Independent weights.
+    """
+
+    KRONECKER = "kronecker"
+    DIAGONAL = "diagonal"
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,11 @@ class KroneckerState:
     loc: Tensor
     precision: KroneckerPrecision
     log_scale: float
+
+    @property
+    def kind(self) -> str:
+        """The form of the Gaussian, for people."""
+        return "Kronecker" + ("" if self.block.bias is None else ", with bias")
 
     @property
     def distribution(self) -> KroneckerNormal:
@@ -85,19 +103,24 @@ class KroneckerState:
 
 @dataclass(frozen=True)
 class DiagonalState:
-    """A diagonal block and its independent normals.
+    """A block and its independent normals.
 
     Attributes:
-        block: The site.
-        loc: mu, of the site's shape.
-        precision: One over the variance, of the site's shape, in float64.
+        block: The sites and their layout.
+        loc: mu, of the block's shape.
+        precision: One over the variance, of the block's shape, in float64.
         log_scale: log tau, the mean log precision of the block's prior.
     """
 
-    block: DiagonalBlock
+    block: Block
     loc: Tensor
     precision: Tensor
     log_scale: float
+
+    @property
+    def kind(self) -> str:
+        """The form of the Gaussian, for people."""
+        return f"diagonal ({self.block.reason})" if isinstance(self.block, DiagonalBlock) else "diagonal"
 
     @property
     def distribution(self) -> Independent:
@@ -144,20 +167,22 @@ class DiagonalState:
 State = KroneckerState | DiagonalState
 
 
-def prior_state(block: Block, latents: dict[str, Latent]) -> State:
+def prior_state(block: Block, latents: dict[str, Latent], structure: Structure = Structure.KRONECKER) -> State:
     """A block's Gaussian before any data.
 
     Args:
         block: The block.
         latents: Its sites as a run met them.
+        structure: The form of a linear map's Gaussian; any other site has independent weights.
 
     Returns:
         The state.
     """
-    prior: Any = block.prior(latents)
-    if isinstance(block, DiagonalBlock):
-        precision = prior.variance.double().reciprocal()
-        return DiagonalState(block, prior.mean.clone(), precision, float(precision.log().mean()))
+    if isinstance(block, DiagonalBlock) or structure is Structure.DIAGONAL:
+        loc, scale = block.moments(latents)
+        precision = scale.double().square().reciprocal()
+        return DiagonalState(block, loc.clone(), precision, float(precision.log().mean()))
+    prior = block.prior(latents)
     factors = KroneckerPrecision.factorise(prior.input_precision.double(), prior.output_precision.double())
     return KroneckerState(block, prior.loc.clone(), factors, float(factors.logdet.sum()) / block.size)
 
@@ -241,5 +266,6 @@ def state_from(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> St
     layout: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in settings["block"].items()}
     rest = {part: tensor for part, tensor in tensors.items() if part != "loc"}
     if settings["kind"] == "diagonal":
-        return DiagonalState(DiagonalBlock(**layout), tensors["loc"], rest["precision"], settings["log_scale"])
+        block: Block = KroneckerBlock(**layout) if "weight" in layout else DiagonalBlock(**layout)
+        return DiagonalState(block, tensors["loc"], rest["precision"], settings["log_scale"])
     return KroneckerState(KroneckerBlock(**layout), tensors["loc"], KroneckerPrecision(**rest), settings["log_scale"])

@@ -18,7 +18,15 @@ from nclbayes.errors import FileError
 
 FORMAT_VERSION = 1
 _KEY = "nclbayes"
-_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.uint8: "U8", torch.int64: "I64"}
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def write_file(

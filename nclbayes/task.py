@@ -68,6 +68,11 @@ class Task:
         return f"Task({self.name!r}, size={self.size}, context={self.context})"
 
     @property
+    def is_endless(self) -> bool:
+        """Whether its training data are made by a sampler."""
+        return not _is_finite(self.train)
+
+    @property
     def parts(self) -> tuple[Task, ...]:
         """The task itself; of a mixture, the tasks that it is made of."""
         return (self,)
@@ -140,7 +145,7 @@ class Task:
             else:
                 order = torch.arange(count, device="cpu")
             for index in order.split(batch_size):
-                yield _pick(source, index)
+                yield pick(source, index)
 
 
 class Batches:
@@ -200,7 +205,7 @@ class Batches:
             assert count is not None
             usable = count - count % self._batch_size if count > self._batch_size else count
             order = torch.randperm(count, generator=generator, device=generator.device)[:usable]
-            self._epoch = (_pick(source, index) for index in order.split(self._batch_size))
+            self._epoch = (pick(source, index) for index in order.split(self._batch_size))
 
 
 def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
@@ -248,7 +253,16 @@ def _length(source: Source) -> int | None:
     return len(source) if isinstance(source, Dataset) else None  # type: ignore[arg-type]
 
 
-def _pick(source: Source, index: Tensor) -> tuple[Any, ...]:
+def pick(source: Source, index: Tensor) -> tuple[Any, ...]:
+    """Some examples of a source.
+
+    Args:
+        source: Tensors, or a map-style data set.
+        index: Which, [examples].
+
+    Returns:
+        A batch.
+    """
     if isinstance(source, tuple):
         return tuple(item[index.to(item.device)] for item in source)
     return tuple(default_collate([source[int(i)] for i in index]))

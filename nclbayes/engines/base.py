@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.loop import Callback, History
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.kronecker import KroneckerSum
-from nclbayes.state import State
+from nclbayes.state import State, Structure
 from nclbayes.task import Task
 from nclbayes.watch.run import Model
 
@@ -33,6 +35,7 @@ class Problem:
         progress: Whether to show a bar; None: on a terminal.
         callbacks: Called after each step.
         checkpoint: Where to keep the loop's state, if anywhere.
+        memory: What earlier updates kept besides the Gaussians.
     """
 
     model: Model
@@ -46,6 +49,7 @@ class Problem:
     progress: bool | None
     callbacks: tuple[Callback, ...]
     checkpoint: Checkpoint | None
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,14 @@ class Outcome:
         history: The losses.
         seconds: How long everything took.
         log_evidence: An estimate of the task's log evidence, if there is one.
+        memory: What to keep besides the Gaussians.
     """
 
     states: dict[str, State]
     history: History
     seconds: float
-    log_evidence: float | None
+    log_evidence: float | None = None
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def kl_of_sums(self) -> dict[str, float]:
@@ -77,7 +83,13 @@ ENGINES: dict[str, type[Engine]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(EngineSettings, ABC):
-    """An inference engine: its settings, and one entry point."""
+    """An inference engine: its settings, and one entry point.
+
+    Attributes:
+        structure: The form of the Gaussians that it updates.
+    """
+
+    structure: ClassVar[Structure] = Structure.KRONECKER
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
-from nclbayes.engines.likelihood import LogLikelihood, log_likelihood
+from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
+from nclbayes.engines.likelihood import LogLikelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
-from nclbayes.fisher import FisherAccumulator
 from nclbayes.fisher.sums import under
 from nclbayes.kronecker import SumRule
 from nclbayes.state import State
-from nclbayes.task import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,35 +47,28 @@ class LaplaceNCL(Engine):
             The Gaussians after it.
         """
         started = time.perf_counter()
-        task, states = problem.task, problem.states
-        likelihood = LogLikelihood(problem.model, task.context, problem.fixed)
-        stepper = LaplaceStepper(self, likelihood, states, problem.start, task.size)
+        likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
+        stepper = LaplaceStepper(self, likelihood, problem.states, problem.start, problem.task.size)
         history = run_loop(stepper, self, problem)
-        theta = stepper.matrices()
-        accumulator = FisherAccumulator(
-            problem.model,
-            problem.fixed | stepper.values(),
-            kind=self.fisher,
-            samples=self.fisher_samples,
-            temperature=self.fisher_temperature,
-            context=task.context,
-            generator=problem.generator,
-        )
-        fit = 0.0
-        for batch in task.epoch(self.batch_size, problem.generator, self.fisher_size):
-            run = accumulator.update(to_device(batch, problem.device))
-            fit += float(log_likelihood(run.observed).detach())
-        fisher = accumulator.factors(task.size)
-        after: dict[str, State] = {}
-        for name, state in states.items():
-            if name in fisher:
-                after[name] = state.add(theta[name], fisher[name], SumRule(self.kronecker_sum))  # type: ignore[arg-type]
-        return Outcome(
-            after,
-            history,
-            time.perf_counter() - started,
-            log_evidence=_log_evidence(fit * task.size / accumulator.examples, states, after),
-        )
+        fishers, fit = task_fisher(self, problem, stepper.values())
+        after, memory = self.absorb(problem, stepper.matrices(), fishers)
+        evidence = _log_evidence(fit, problem.states, after)
+        return Outcome(after, history, time.perf_counter() - started, evidence, memory)
+
+    def absorb(
+        self, problem: Problem, theta: Mapping[str, Tensor], fishers: Mapping[str, Fisher]
+    ) -> tuple[dict[str, State], dict[str, Tensor]]:
+        """What a learnt task leaves.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+            theta: The learnt weights of each block, as matrices.
+            fishers: The task's Fisher there.
+
+        Returns:
+            The Gaussians after it, and what to keep in memory besides.
+        """
+        return add_fishers(problem, theta, fishers, self.kronecker_sum), {}
 
 
 class LaplaceStepper:

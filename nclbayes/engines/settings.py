@@ -67,6 +67,11 @@ class EngineSettings:
                 allowed = ", ".join(repr(member.value) for member in kind)
                 raise SettingError(f"{name} is {getattr(self, name)!r}; choose one of {allowed}.") from None
 
+    @property
+    def damping(self) -> float:
+        """What is added to the mean precision before it is inverted, as the root."""
+        return self.alpha
+
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, for a file; a schedule, being a function, is left out."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}

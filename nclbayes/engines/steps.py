@@ -35,12 +35,22 @@ class BlockSteps:
         tau = math.exp(state.log_scale)
         self._pull = settings.prior_weight * tau / size
         self._momentum = torch.zeros_like(self.theta)
-        damped = _damped_inverse(state, size * settings.alpha**2)
         dtype = state.loc.dtype
-        if isinstance(damped, Tensor):
-            self._left, self._right = None, (tau * damped).to(dtype)
+        damped = _damped_inverse(state, size * settings.damping**2)
+        self._left: Tensor | None = None
+        # Where damping matters, the pull is preconditioned too: P Lambda in place of the identity.
+        self._pulls: tuple[Tensor | None, Tensor] | None = None
+        if isinstance(state, DiagonalState):
+            assert isinstance(damped, Tensor)
+            self._right = (tau * damped).to(dtype)
+            self._pulls = None, (damped * state.precision).to(dtype)
         else:
-            self._left, self._right = _clean(damped[1]).to(dtype), _clean(tau * damped[0]).to(dtype)
+            p = state.precision
+            right, left = p.input_inverse, p.output_inverse
+            if damped is not None:
+                right, left = damped
+                self._pulls = (left @ p.output).to(dtype), (p.input @ right).to(dtype)
+            self._left, self._right = _clean(left).to(dtype), _clean(tau * right).to(dtype)
 
     def tensors(self) -> dict[str, Tensor]:
         """Iterate and momentum."""
@@ -58,6 +68,9 @@ class BlockSteps:
     def direction(self, gradient: Mapping[str, Tensor], examples: int) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).
 
+        With damping, P = (Lambda + N alpha^2 I)^-1 takes the place of Lambda^-1, and P Lambda (theta - mu) that of
+        theta - mu.
+
         Args:
             gradient: The gradient of a batch's log likelihood, by site.
             examples: B.
@@ -72,7 +85,12 @@ class BlockSteps:
             torch.addmm(m, self._left @ g, self._right, beta=self._rho, alpha=-1 / examples, out=m)
         else:
             torch.baddbmm(m, self._left @ g, self._right, beta=self._rho, alpha=-1 / examples, out=m)
-        return m.add_(self.theta, alpha=self._pull).sub_(self.state.loc, alpha=self._pull)
+        if self._pull == 0:
+            return m
+        if self._pulls is None:
+            return m.add_(self.theta, alpha=self._pull).sub_(self.state.loc, alpha=self._pull)
+        (left, right), delta = self._pulls, self.theta - self.state.loc
+        return m.add_(delta * right if left is None else left @ delta @ right, alpha=self._pull)
 
 
 def take_step(
@@ -105,15 +123,15 @@ def _clean(inverse: Tensor) -> Tensor:
     return inverse.masked_fill(negligible, 0.0)
 
 
-def _damped_inverse(state: State, damping: float) -> Tensor | tuple[Tensor, Tensor]:
-    """(Lambda + N alpha^2 I)^-1: a diagonal, or its two factors."""
+def _damped_inverse(state: State, damping: float) -> Tensor | tuple[Tensor, Tensor] | None:
+    """(Lambda + N alpha^2 I)^-1: a diagonal, or the factors of its two sides, or None where damping changes nothing."""
     if isinstance(state, DiagonalState):
         return 1 / (state.precision + damping)
     p = state.precision
     # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition.
     traces = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (p.input_inverse, p.output_inverse)]
     if damping == 0 or float((traces[0] * traces[1]).max()) * damping < 1e-9:
-        return p.input_inverse, p.output_inverse
+        return None
     identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output)]
     total = kronecker_sum(p.input, p.output, damping * identities[0], identities[1])
     return total.input_inverse, total.output_inverse

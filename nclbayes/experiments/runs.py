@@ -101,7 +101,7 @@ class RunConfig:
         scale = setup.prior_scale(method, scenario) if prior_scale is None else prior_scale
         if not scale > 0:
             raise SettingError(f"prior_scale must be positive, not {scale}.")
-        chosen.engine(**chosen.checked(merged))
+        chosen.checked(merged)
         return cls(setup.name, method, scenario, seed, scale, merged, **rest)
 
     def save(self, path: Path) -> None:

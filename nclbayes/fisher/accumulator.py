@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,17 +12,31 @@ from torch import Tensor
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.per_example import example_scores
+from nclbayes.fisher.squares import summed_squares
 from nclbayes.fisher.sums import BlockSums, KroneckerFisher, under
-from nclbayes.fisher.targets import FisherKind, Target, as_observed, draw, enumerate_targets, score, temper
-from nclbayes.fisher.verify import verify_uses
+from nclbayes.fisher.targets import (
+    FisherKind,
+    Target,
+    as_observed,
+    draw,
+    draw_unlikely,
+    enumerate_targets,
+    score,
+    temper,
+)
+from nclbayes.fisher.verify import verify_squares, verify_uses
 from nclbayes.randomness import drawing_from
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
 from nclbayes.watch.run import Batch, Model, batch_size
 
+Pairs = list[tuple[LinearUse, Tensor]]
+# Per-example gradients of so many numbers are cheap enough to check others against.
+_FEW_NUMBERS = 1 << 22
+
 
 @dataclass(frozen=True)
 class DiagonalFisher:
-    """The diagonal Fisher of a diagonal block.
+    """The diagonal Fisher of a block.
 
     Attributes:
         diagonal: Sum of squared per-example gradients, scaled to the number of examples asked for, float64.
@@ -42,6 +56,7 @@ class FisherAccumulator:
         kind: "model", "exact" or "empirical".
         samples: How many targets to draw for each example (kind "model").
         temperature: Divides the logits of Categorical and Bernoulli outputs.
+        diagonal: Whether to sum the diagonal only, also of linear maps.
         context: Keyword arguments of the model.
         generator: Decides all draws; by default one seeded with 0. The global random state is left as found.
 
@@ -71,6 +86,7 @@ class FisherAccumulator:
         kind: FisherKind | str = FisherKind.MODEL,
         samples: int = 1,
         temperature: float = 1.0,
+        diagonal: bool = False,
         context: Mapping[str, Any] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -87,12 +103,12 @@ class FisherAccumulator:
         self.values = values
         self.samples = samples if self.kind is FisherKind.MODEL else 1
         self.temperature = temperature
+        self.diagonal = diagonal
         self.context = dict(context or {})
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.blocks: dict[str, Block] = {}
         self.examples = 0.0
-        self._form: Any = None
-        self._last: list[Block] = []
+        self._forms: dict[Any, list[Block]] = {}
         self._sums: dict[str, BlockSums] = {}
         self._diagonal: dict[str, Tensor] = {}
 
@@ -199,28 +215,34 @@ class FisherAccumulator:
                 self._check_examples(use, run)
                 kronecker[use.weight].uses.append(use)
         groups = list(kronecker.values())
-        diagonal = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
+        sites = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
 
-        def differentiate(target: Target, total: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-            scores = {}
-            if diagonal:
-                scores = example_scores(self.model, batch, self.context, run, diagonal, target, self.temperature)
-            return _backpropagate(total, groups), scores
+        def scores(target: Target, sites: list[str]) -> dict[str, Tensor]:
+            return example_scores(self.model, batch, self.context, run, sites, target, self.temperature)
 
         if is_new:
-            # With drawn targets, so that nothing cancels by symmetry; of their own stream, so that a check more or
-            # less changes no other draw.
+            # Of their own stream, so that a check more or less changes no other draw.
             with drawing_from(torch.Generator().manual_seed(0), _device(batch)):
-                target = draw(observed)
+                target = draw_unlikely(observed)
             total = score(observed, target)
             if total.requires_grad:
-                verify_uses(run, blocks, *differentiate(target, total), total)
+                seen = _backpropagate(total, groups)
+                verify_uses(run, blocks, seen, scores(target, sites) if sites else {}, total)
+                if self.diagonal:
+                    self._verify_squares(groups, seen, run, lambda sites: scores(target, sites))
         for target in self._targets(observed, run):
             total = score(observed, target)
             if total.requires_grad:
-                self._add_gradients(groups, *differentiate(target, total), weight)
+                seen = _backpropagate(total, groups)
+                if self.diagonal:
+                    unclear = self._add_squares(groups, seen, run, weight)
+                    self._add_scores(unclear, scores(target, _sites(unclear)) if unclear else {}, weight)
+                else:
+                    self._add_gradients(groups, seen, weight)
+                here = [block for block in blocks if isinstance(block, DiagonalBlock)]
+                self._add_scores(here, scores(target, sites) if sites else {}, weight)
         for group in groups:
-            if group.reached:
+            if group.reached and not self.diagonal:
                 self._sums[group.block.name].add_inputs([group.uses[i] for i in sorted(group.reached)], weight)
         self.examples += weight * run.examples
         self._check_finite()
@@ -230,16 +252,18 @@ class FisherAccumulator:
         missing = [name for name in run.latents if name not in self.values]
         if missing:
             raise ValuesError(f"The model has latent sites without a value: {', '.join(map(repr, missing))}.")
-        form = [(use.weight, use.bias, use.function, use.transposed) for use in run.linear]
-        others = [(other.site, other.call) for other in run.others]
-        if (form, others) == self._form:
-            return self._last, False
+        form = (
+            tuple((use.weight, use.bias, use.function, use.transposed) for use in run.linear),
+            tuple((other.site, other.call) for other in run.others),
+        )
+        if form in self._forms:
+            return self._forms[form], False
         blocks = find_blocks(run)
         for name, block in blocks.items():
             if self.blocks.setdefault(name, block) != block:
                 raise ModelError(f"Block '{name}' changed its form between batches: {self.blocks[name]}, {block}.")
-        self._form, self._last = (form, others), list(blocks.values())
-        return self._last, True
+        self._forms[form] = list(blocks.values())
+        return self._forms[form], True
 
     def _targets(self, observed: Mapping[str, Observed], run: ModelRun) -> Iterator[Target]:
         if self.kind is FisherKind.EMPIRICAL:
@@ -250,22 +274,48 @@ class FisherAccumulator:
             for _ in range(self.samples):
                 yield draw(observed)
 
-    def _add_gradients(
-        self,
-        groups: list[_KroneckerUses],
-        seen: Mapping[str, list[tuple[LinearUse, Tensor]]],
-        scores: Mapping[str, Tensor],
-        weight: float,
-    ) -> None:
+    def _add_gradients(self, groups: list[_KroneckerUses], seen: Mapping[str, Pairs], weight: float) -> None:
         for group in groups:
             name, pairs = group.block.name, seen[group.block.name]
             if pairs:
                 if name not in self._sums:
                     self._sums[name] = BlockSums(group.block, pairs[0][1].dtype, pairs[0][1].device)
                 self._sums[name].add_gradients(pairs, weight)
-        for name, gradients in scores.items():
-            squares = weight * gradients.double().square().sum(0)
-            self._diagonal[name] = self._diagonal.get(name, 0.0) + squares
+
+    def _add_squares(
+        self, groups: list[_KroneckerUses], seen: Mapping[str, Pairs], run: ModelRun, weight: float
+    ) -> list[Block]:
+        """Add squared gradients from rows; the blocks whose rows cannot be told by example are returned."""
+        unclear: list[Block] = []
+        for group in groups:
+            name, pairs = group.block.name, seen[group.block.name]
+            if pairs:
+                squares = summed_squares(group.block, pairs, run.examples)
+                if squares is None:
+                    unclear.append(group.block)
+                else:
+                    self._diagonal[name] = self._diagonal.get(name, 0.0) + weight * squares
+        return unclear
+
+    def _add_scores(self, blocks: Sequence[Block], scores: Mapping[str, Tensor], weight: float) -> None:
+        for block in blocks:
+            squares = weight * block.pack(scores).double().square().sum(0)
+            self._diagonal[block.name] = self._diagonal.get(block.name, 0.0) + squares
+
+    def _verify_squares(
+        self,
+        groups: list[_KroneckerUses],
+        seen: Mapping[str, Pairs],
+        run: ModelRun,
+        scores: Callable[[list[str]], dict[str, Tensor]],
+    ) -> None:
+        """On few examples, compare what rows give with gradients of one example at a time."""
+        for group in groups:
+            block, pairs = group.block, seen[group.block.name]
+            if pairs and run.examples * block.size <= _FEW_NUMBERS:
+                squares = summed_squares(block, pairs, run.examples)
+                if squares is not None:
+                    verify_squares(block, block.pack(scores(list(block.sites))).double().square().sum(0), squares)
 
     def _check_examples(self, use: LinearUse, run: ModelRun) -> None:
         """Only drawn targets make the cross terms of a row that all examples share vanish."""
@@ -299,13 +349,17 @@ class _KroneckerUses:
     reached: set[int] = field(default_factory=set)
 
 
-def _backpropagate(total: Tensor, groups: list[_KroneckerUses]) -> dict[str, list[tuple[LinearUse, Tensor]]]:
+def _sites(blocks: Sequence[Block]) -> list[str]:
+    return [site for block in blocks for site in block.sites]
+
+
+def _backpropagate(total: Tensor, groups: list[_KroneckerUses]) -> dict[str, Pairs]:
     """The gradient of a score at the output of every map that it depends on, by block."""
     edges = [use.edge for group in groups for use in group.uses]
     if not edges:
         return {}
     grads = iter(torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True))
-    seen: dict[str, list[tuple[LinearUse, Tensor]]] = {}
+    seen: dict[str, Pairs] = {}
     for group in groups:
         pairs = []
         for i, use in enumerate(group.uses):

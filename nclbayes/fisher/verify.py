@@ -60,6 +60,20 @@ def verify_uses(
             )
 
 
+def verify_squares(block: Block, expected: Tensor, found: Tensor) -> None:
+    """Refuse a model whose rows are not ordered by example as they seem to be.
+
+    Args:
+        block: A linear map.
+        expected: Its squared per-example gradients, from one example at a time.
+        found: The same from its rows.
+
+    Raises:
+        UnsupportedUseError: If they differ.
+    """
+    _compare(block, expected, found)
+
+
 def _random_vectors(block: KroneckerBlock, run: ModelRun) -> Tensor:
     """Random vectors to multiply a block's matrix with, [n, _VECTORS]."""
     like, generator = run.latents[block.weight].value, torch.Generator().manual_seed(0)
@@ -84,7 +98,9 @@ def _from_rows(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]],
 def _compare(block: Block, expected: Tensor, found: Tensor) -> None:
     scale = float(expected.abs().max()) + float(found.abs().max())
     gap = float((expected - found).abs().max())
-    if gap > _TOLERANCE * scale:
+    # Below this, products of gradients may have underflowed.
+    limits = torch.finfo(found.dtype)
+    if gap > _TOLERANCE * scale + limits.tiny / limits.eps:
         sites = ", ".join(f"'{site}'" for site in block.sites)
         raise UnsupportedUseError(
             f"What the Fisher saw of {sites} does not add up to its gradient (they differ by {gap / scale:.0%}): the "

@@ -1,7 +1,37 @@
 """The methods that are compared: each an engine, or a posterior that learns in another way."""
 
+from nclbayes.methods.coreset import CoresetLearner
+from nclbayes.methods.decoupled import DecoupledKFAC, ReverseDecoupledKFAC
+from nclbayes.methods.diagonal import DiagonalNCL
+from nclbayes.methods.ewc import EWC
+from nclbayes.methods.gpm import GPM
 from nclbayes.methods.joint import JointLearner
+from nclbayes.methods.kfac import KFAC
+from nclbayes.methods.owm import DOWM, OWM, LaplaceDOWM, LaplaceOWM
 from nclbayes.methods.plain import PlainTraining
 from nclbayes.methods.registry import METHODS, Method, find_method
+from nclbayes.methods.replay import ReplayLearner
+from nclbayes.methods.si import SynapticIntelligence
+from nclbayes.methods.vcl import VCL
 
-__all__ = ["METHODS", "JointLearner", "Method", "PlainTraining", "find_method"]
+__all__ = [
+    "DOWM",
+    "EWC",
+    "GPM",
+    "KFAC",
+    "METHODS",
+    "OWM",
+    "VCL",
+    "CoresetLearner",
+    "DecoupledKFAC",
+    "DiagonalNCL",
+    "JointLearner",
+    "LaplaceDOWM",
+    "LaplaceOWM",
+    "Method",
+    "PlainTraining",
+    "ReplayLearner",
+    "ReverseDecoupledKFAC",
+    "SynapticIntelligence",
+    "find_method",
+]

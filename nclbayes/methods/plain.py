@@ -37,31 +37,29 @@ class PlainTraining(Engine):
             The Gaussians with their means moved.
         """
         started = time.perf_counter()
-        likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
-        stepper = PlainStepper(self.momentum, likelihood, problem.states, problem.start)
+        stepper = PlainStepper(self.momentum, problem)
         history = run_loop(stepper, self, problem)
         after: dict[str, State] = {
             name: replace(state, loc=stepper.theta[name]) for name, state in problem.states.items()
         }
-        return Outcome(after, history, time.perf_counter() - started, log_evidence=None)
+        return Outcome(after, history, time.perf_counter() - started)
 
 
 class PlainStepper:
-    """Steps M <- rho M - g / B, theta <- theta - lr M.
+    """Steps M <- rho M - (g / B) P, theta <- theta - lr M.
 
     Args:
         momentum: rho.
-        likelihood: The log likelihood and its gradient g.
-        states: The blocks.
-        start: Where each starts, a matrix.
+        problem: The task, with the blocks and where they start.
+        projections: P for some of the blocks, [n, n]; the identity for the others.
     """
 
-    def __init__(
-        self, momentum: float, likelihood: LogLikelihood, states: Mapping[str, State], start: Mapping[str, Tensor]
-    ) -> None:
-        self._rho, self._likelihood = momentum, likelihood
-        self._blocks = {name: state.block for name, state in states.items()}
-        self.theta = {name: start[name].clone() for name in states}
+    def __init__(self, momentum: float, problem: Problem, projections: Mapping[str, Tensor] | None = None) -> None:
+        self._rho = momentum
+        self._likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
+        self._blocks = {name: state.block for name, state in problem.states.items()}
+        self._projections = dict(projections or {})
+        self.theta = {name: start.clone() for name, start in problem.start.items()}
         self._momentum = {name: torch.zeros_like(theta) for name, theta in self.theta.items()}
 
     def step(self, batch: tuple[object, ...], lr: float) -> float:
@@ -77,7 +75,9 @@ class PlainStepper:
         leaves = {site: value.detach().requires_grad_() for site, value in self.values().items()}
         value, gradient, examples = self._likelihood(batch, leaves)
         for name, block in self._blocks.items():
-            self._momentum[name].mul_(self._rho).sub_(block.pack(gradient), alpha=1 / examples)
+            g = block.pack(gradient)
+            g = g @ self._projections[name] if name in self._projections else g
+            self._momentum[name].mul_(self._rho).sub_(g, alpha=1 / examples)
             self.theta[name].sub_(self._momentum[name], alpha=lr)
         return -value / examples
 

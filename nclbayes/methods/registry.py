@@ -12,8 +12,18 @@ import torch
 from nclbayes.engines import LaplaceNCL, VariationalNCL
 from nclbayes.engines.base import Engine
 from nclbayes.errors import SettingError
+from nclbayes.methods.coreset import CoresetLearner
+from nclbayes.methods.decoupled import DecoupledKFAC, ReverseDecoupledKFAC
+from nclbayes.methods.diagonal import DiagonalNCL
+from nclbayes.methods.ewc import EWC
+from nclbayes.methods.gpm import GPM
 from nclbayes.methods.joint import JointLearner
+from nclbayes.methods.kfac import KFAC
+from nclbayes.methods.owm import DOWM, OWM, LaplaceDOWM, LaplaceOWM
 from nclbayes.methods.plain import PlainTraining
+from nclbayes.methods.replay import ReplayLearner
+from nclbayes.methods.si import SynapticIntelligence
+from nclbayes.methods.vcl import VCL
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.watch.run import Model
 
@@ -48,7 +58,10 @@ class Method:
         Raises:
             SettingError: If the engine does not have such a setting.
         """
-        return self.learner(model, self.engine(**self.checked(settings)), generator=generator)
+        known, own = self.checked(settings), self.learner.learner_settings
+        engine = self.engine(**{name: value for name, value in known.items() if name not in own})
+        rest = {name: value for name, value in known.items() if name in own}
+        return self.learner(model, engine, generator=generator, **rest)
 
     def checked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings, if the engine has all of them.
@@ -60,12 +73,15 @@ class Method:
             The same.
 
         Raises:
-            SettingError: If the engine does not have such a setting; the nearest name is suggested.
+            SettingError: If the engine does not have such a setting (the nearest name is suggested), or it is out of
+                range.
         """
-        known = {field.name for field in fields(self.engine)}
+        own = self.learner.learner_settings
+        known = {field.name for field in fields(self.engine)} | set(own)
         for name in settings:
             if name not in known:
                 raise SettingError(f"The method {self.name} has no setting '{name}'{suggestion(name, known)}.")
+        self.engine(**{name: value for name, value in settings.items() if name not in own})
         return dict(settings)
 
 
@@ -76,6 +92,24 @@ METHODS: dict[str, Method] = {
         Method("variational-ncl", "natural variational NCL: the same with samples of the weights", VariationalNCL),
         Method("none", "plain training on the current task only", PlainTraining),
         Method("joint", "plain training on all tasks so far at once", PlainTraining, JointLearner),
+        Method("replay", "plain training with kept examples of earlier tasks", PlainTraining, ReplayLearner),
+        Method("ewc", "online EWC: diagonal Fisher, Adam", EWC),
+        Method("si", "synaptic intelligence: importances from the path of training, Adam", SynapticIntelligence),
+        Method("kfac", "online Laplace with Kronecker factors, Adam", KFAC),
+        Method("decoupled-kfac", "KFAC that overcounts the prior in Adam's preconditioner only", DecoupledKFAC),
+        Method("reverse-decoupled-kfac", "KFAC that overcounts it in the gradient only", ReverseDecoupledKFAC),
+        Method("owm", "orthogonal weight modification: projection by input activity", OWM),
+        Method("dowm", "projection by input and output activity", DOWM),
+        Method("laplace-owm", "Laplace-NCL with OWM's factors", LaplaceOWM),
+        Method("laplace-dowm", "Laplace-NCL with DOWM's factors", LaplaceDOWM),
+        Method("gpm", "gradient projection memory: steps orthogonal to earlier inputs", GPM),
+        Method("diagonal-ncl", "Laplace-NCL with independent weights", DiagonalNCL),
+        Method("vcl", "mean-field variational continual learning, Adam", VCL),
+        Method("vcl-coreset", "the same, with some examples kept to refine predictions", VCL, CoresetLearner),
+        Method("laplace-ncl-replay", "Laplace-NCL with kept examples of earlier tasks", LaplaceNCL, ReplayLearner),
+        Method("laplace-ncl-coreset", "Laplace-NCL, refined by kept examples", LaplaceNCL, CoresetLearner),
+        Method("variational-ncl-replay", "variational NCL with kept examples", VariationalNCL, ReplayLearner),
+        Method("variational-ncl-coreset", "variational NCL, refined by kept examples", VariationalNCL, CoresetLearner),
     )
 }
 

@@ -168,7 +168,7 @@ def test_damping_enters_by_a_kl_sum() -> None:
         for alpha in (0.0, 1.0)
     )
     for other in (plain, damped):
-        other._states, other._trained = dict(before), set(before)
+        other._belief = posterior._belief
         other.update(classification_task(7))
     for name, state in before.items():
         p = state.precision

@@ -131,7 +131,7 @@ def test_the_evidence_lower_bound_rises_over_an_update() -> None:
     values = [start]
     for steps in (30, 1000):
         other = ncl.OnlinePosterior(model, ncl.LaplaceNCL())
-        other._states, other._trained = dict(before), set(before)  # type: ignore[arg-type]
+        other._belief = posterior._belief
         other.update(task, engine=ncl.VariationalNCL(steps=steps, batch_size=60, beta=0.05, particles=2, lr=0.1))
         values.append(elbo(other, before, task, 400))
     assert values[0] < values[1] < values[2], values

@@ -129,9 +129,7 @@ def _claim(path: Path, identity: Mapping[str, Any]) -> None:
     """Keep runs of other settings apart: a folder belongs to one figure with one set of settings."""
     text = json.dumps(identity, indent=1) + "\n"
     if path.exists() and path.read_text() != text:
-        raise FileError(
-            f"'{path.parent}' holds a figure of other settings: choose another folder, or remove that one."
-        )
+        raise FileError(f"'{path.parent}' holds a figure of other settings: choose another folder, or remove that one.")
     path.write_text(text)
 
 

@@ -1,0 +1,69 @@
+"""The Fisher of a task at the weights that were found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from nclbayes.engines.base import Engine, Problem
+from nclbayes.engines.likelihood import log_likelihood
+from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
+from nclbayes.kronecker import SumRule
+from nclbayes.state import State, Structure
+from nclbayes.task import to_device
+
+Fisher = KroneckerFisher | DiagonalFisher
+
+
+def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) -> tuple[dict[str, Fisher], float]:
+    """Sum the Fisher over a task's data.
+
+    Args:
+        engine: Of what kind, and from how many examples.
+        problem: The task.
+        values: The learnt weights, by site.
+
+    Returns:
+        The Fisher of N examples for each block that the likelihood depends on, and the log likelihood of N examples.
+    """
+    task = problem.task
+    accumulator = FisherAccumulator(
+        problem.model,
+        {**problem.fixed, **values},
+        kind=engine.fisher,
+        samples=engine.fisher_samples,
+        temperature=engine.fisher_temperature,
+        diagonal=engine.structure is Structure.DIAGONAL,
+        context=task.context,
+        generator=problem.generator,
+    )
+    fit = 0.0
+    for batch in task.epoch(engine.batch_size, problem.generator, engine.fisher_size):
+        run = accumulator.update(to_device(batch, problem.device))
+        fit += float(log_likelihood(run.observed).detach())
+    return accumulator.factors(task.size), fit * task.size / accumulator.examples
+
+
+def add_fishers(
+    problem: Problem, theta: Mapping[str, Tensor], fishers: Mapping[str, Fisher], rule: SumRule | str
+) -> dict[str, State]:
+    """The Gaussians around the learnt weights whose precisions have a task's Fisher added.
+
+    Args:
+        problem: The task, and the Gaussians before it.
+        theta: The learnt weights of each block, as matrices.
+        fishers: The task's Fisher, of the blocks that it depends on.
+        rule: How to replace a sum of two Kronecker products by one.
+
+    Returns:
+        By block. One that an earlier task has trained, and this one's Fisher does not see, is moved only.
+    """
+    after: dict[str, State] = {}
+    for name, state in problem.states.items():
+        if name in fishers:
+            after[name] = state.add(theta[name], fishers[name], SumRule(rule))  # type: ignore[arg-type]
+        elif name in problem.trained:
+            after[name] = replace(state, loc=theta[name])
+    return after

@@ -1,0 +1,60 @@
+"""Online elastic weight consolidation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from nclbayes.engines.base import Outcome, Problem
+from nclbayes.engines.curvature import add_fishers, task_fisher
+from nclbayes.engines.loop import run_loop
+from nclbayes.errors import SettingError
+from nclbayes.methods.adam import AdamEngine, AdamStepper
+from nclbayes.state import DiagonalState, State, Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class EWC(AdamEngine):
+    """Online EWC (Kirkpatrick et al. 2017; Schwarz et al. 2018): a diagonal Laplace approximation.
+
+    Task k is learnt by Adam on ``log p(D_k | theta) - (lambda/2) sum_i Lambda_i (theta_i - mu_i)^2``; then
+    ``Lambda <- gamma Lambda + diag F_k``.
+
+    Attributes:
+        decay: gamma, by which older tasks fade; 1 keeps them.
+
+    Example:
+        >>> from nclbayes.methods import EWC
+        >>> EWC(prior_weight=100.0).structure.value
+        'diagonal'
+    """
+
+    structure: ClassVar[Structure] = Structure.DIAGONAL
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.decay <= 1:
+            raise SettingError(f"decay must be above 0 and at most 1, not {self.decay}.")
+
+    def run(self, problem: Problem) -> Outcome:
+        """Learn a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The Gaussians after it.
+        """
+        started = time.perf_counter()
+        stepper = AdamStepper(self, problem)
+        history = run_loop(stepper, self, problem)
+        fishers, _ = task_fisher(self, problem, stepper.values())
+        faded = {name: self._faded(state, name in problem.trained) for name, state in problem.states.items()}
+        after = add_fishers(replace(problem, states=faded), stepper.matrices(), fishers, self.kronecker_sum)
+        return Outcome(after, history, time.perf_counter() - started)
+
+    def _faded(self, state: State, trained: bool) -> State:
+        assert isinstance(state, DiagonalState)
+        return replace(state, precision=state.precision * self.decay) if trained else state

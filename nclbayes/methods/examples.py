@@ -1,0 +1,85 @@
+"""A few examples of a task, kept as tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from nclbayes.errors import DataError
+from nclbayes.task import Task, pick
+
+
+def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:
+    """Some of a task's examples, drawn without replacement.
+
+    Args:
+        task: The task.
+        count: How many; all, if it has fewer.
+        generator: Decides which.
+
+    Returns:
+        A task of those examples, with the same context.
+    """
+    batches = list(task.epoch(count, generator, size=min(count, task.size)))
+    tensors = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    return Task(tensors, name=task.name, context=task.context)
+
+
+def split_examples(task: Task, count: int, generator: torch.Generator) -> tuple[Task, Task]:
+    """Set some of a task's examples apart.
+
+    Args:
+        task: A task of tensors or of a map-style data set; of endless data nothing needs to be set apart.
+        count: How many.
+        generator: Decides which.
+
+    Returns:
+        The task of those examples, and that of the others.
+
+    Raises:
+        DataError: If the task has no more examples than that, or comes from a loader.
+    """
+    if task.is_endless:
+        return draw_examples(task, count, generator), task
+    if isinstance(task.train, DataLoader):
+        raise DataError(f"Task '{task.name}' comes from a loader: give its data set instead, so that it can be split.")
+    if task.size <= count:
+        raise DataError(f"Task '{task.name}' has {task.size} examples, too few to set {count} apart.")
+    order = torch.randperm(task.size, generator=generator, device=generator.device)
+    kept, rest = (pick(task.train, part) for part in (order[:count], order[count:]))
+    return (
+        Task(kept, name=task.name, context=task.context),
+        Task(rest, task.test, name=task.name, context=task.context),
+    )
+
+
+def examples_to_tensors(task: Task) -> dict[str, Tensor]:
+    """A task of tensors as tensors alone, for a file.
+
+    Args:
+        task: The task.
+
+    Returns:
+        Its data, and its name and context as bytes.
+    """
+    about = json.dumps({"name": task.name, "context": task.context}).encode()
+    data = {str(i): tensor.cpu().contiguous() for i, tensor in enumerate(task.train)}
+    return data | {"about": torch.tensor(list(about), dtype=torch.uint8, device="cpu")}
+
+
+def examples_from_tensors(tensors: Mapping[str, Tensor]) -> Task:
+    """What :func:`examples_to_tensors` took apart.
+
+    Args:
+        tensors: Its result.
+
+    Returns:
+        The task.
+    """
+    about: dict[str, Any] = json.loads(bytes(tensors["about"].tolist()).decode())
+    return Task(tuple(tensors[str(i)] for i in range(len(tensors) - 1)), **about)

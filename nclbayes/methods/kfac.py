@@ -1,0 +1,46 @@
+"""Online Laplace with Kronecker factors, optimised by Adam."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from nclbayes.engines.base import Outcome, Problem
+from nclbayes.engines.curvature import add_fishers, task_fisher
+from nclbayes.engines.loop import run_loop
+from nclbayes.kronecker import SumRule
+from nclbayes.methods.adam import AdamEngine, AdamStepper
+
+
+@dataclass(frozen=True, kw_only=True)
+class KFAC(AdamEngine):
+    """Kronecker-factored online Laplace (Ritter et al. 2018).
+
+    The objective is that of Laplace-NCL, ``log p(D_k | theta) - (lambda/2) (theta - mu)^T Lambda (theta - mu)``, and so
+    are its stationary points and the Fisher that is added afterwards; but the path is Adam's, which knows nothing of
+    what earlier tasks need. Large lambda is needed to retain them.
+
+    Example:
+        >>> from nclbayes.methods import KFAC
+        >>> KFAC(prior_weight=1e4).lr
+        0.001
+    """
+
+    kronecker_sum: SumRule | str = SumRule.ADDITIVE
+
+    def run(self, problem: Problem) -> Outcome:
+        """Learn a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The Gaussians after it. In memory, the root of Adam's second moment for each block.
+        """
+        started = time.perf_counter()
+        stepper = AdamStepper(self, problem)
+        history = run_loop(stepper, self, problem)
+        fishers, _ = task_fisher(self, problem, stepper.values())
+        after = add_fishers(problem, stepper.matrices(), fishers, self.kronecker_sum)
+        memory = {f"adam/{name}": root for name, root in stepper.preconditioners().items()}
+        return Outcome(after, history, time.perf_counter() - started, memory=memory)

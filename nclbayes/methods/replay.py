@@ -1,0 +1,102 @@
+"""Replay: learn a task together with kept examples of earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from nclbayes.errors import SettingError
+from nclbayes.fisher.sums import under
+from nclbayes.methods.examples import draw_examples, examples_from_tensors, examples_to_tensors
+from nclbayes.mixture import TaskMixture
+from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.task import Task
+
+
+class ReplayTask(TaskMixture):
+    """A task with examples of k - 1 earlier ones: its expected loss is ``loss / k + (mean loss of those) (k - 1) / k``.
+
+    Args:
+        current: The task.
+        earlier: Kept examples of each earlier task.
+    """
+
+    def __init__(self, current: Task, earlier: Sequence[Task]) -> None:
+        tasks = (current, *earlier)
+        super().__init__(tasks, name=current.name, weights=[1.0] * len(tasks), size=current.size)
+        self.test = current.test
+
+    def epoch(
+        self, batch_size: int, generator: torch.Generator | None = None, size: int | None = None, test: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        """Every example of the current task once: what earlier tasks tell is in the posterior already.
+
+        Args:
+            batch_size: Examples a batch.
+            generator: Decides the draws of samplers, and which examples are used if `size` is less than all.
+            size: Use so many examples only.
+            test: The test data instead of the training data.
+
+        Yields:
+            Batches, each led by 0, the number of the current task.
+        """
+        for batch in self.parts[0].epoch(batch_size, generator, size, test):
+            yield (0, *batch)
+
+
+class ReplayLearner(OnlinePosterior):
+    """A posterior that keeps a few examples of each task, and replays them while it learns the next ones.
+
+    With plain training it is the paper's replay. With an NCL engine the Gaussian of earlier tasks pulls as well; the
+    Fisher of Laplace-NCL is that of the new task alone, the moving average of variational NCL that of what it saw.
+    What is kept is part of the posterior's file.
+
+    Attributes:
+        learner_settings: The number of examples kept of each task, with its default.
+
+    Example:
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> from nclbayes.methods import PlainTraining, ReplayLearner
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(2, 1), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        >>> learner = ReplayLearner(model, PlainTraining(steps=5), keep=4)
+        >>> for name in "ab":
+        ...     report = learner.update(ncl.Task((torch.zeros(8, 2), torch.zeros(8, 1)), name=name))
+        >>> [len(task.train[0]) for task in learner.kept]
+        [4, 4]
+    """
+
+    learner_settings: ClassVar[Mapping[str, Any]] = {"keep": 1000}
+
+    def __init__(self, *args: Any, keep: int = 1000, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if keep < 1:
+            raise SettingError(f"keep must be at least 1, not {keep}.")
+        self.keep = keep
+
+    @property
+    def kept(self) -> list[Task]:
+        """The kept examples of each task, in order."""
+        memory = self._belief.memory
+        return [examples_from_tensors(under(memory, f"replay/{k}/")) for k in range(len(self.tasks))]
+
+    def update(self, task: Task, **settings: Any) -> UpdateReport:
+        """Learn a task while replaying earlier ones, and keep some of its examples.
+
+        Args:
+            task: The new task.
+            **settings: As for :meth:`OnlinePosterior.update`.
+
+        Returns:
+            What the update did.
+        """
+        k = len(self.tasks)
+        generator = settings.get("generator") or self.generator
+        report = super().update(ReplayTask(task, self.kept) if k else task, **settings)
+        kept = examples_to_tensors(draw_examples(task, self.keep, generator))
+        memory = {f"replay/{k}/{name}": tensor for name, tensor in kept.items()}
+        self._belief = replace(self._belief, memory={**self._belief.memory, **memory})
+        return report

@@ -1,0 +1,105 @@
+"""Synaptic intelligence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nclbayes.engines.base import Outcome, Problem
+from nclbayes.engines.loop import run_loop
+from nclbayes.methods.adam import AdamEngine, AdamStepper
+from nclbayes.state import DiagonalState, State, Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynapticIntelligence(AdamEngine):
+    """SI (Zenke, Poole and Ganguli 2017): importances from the path that training took.
+
+    While a task is learnt, ``w_i`` sums ``-g_i dtheta_i``, what weight i did for the mean loss. Afterwards
+    ``Omega_i <- Omega_i + max(w_i, 0) / (D_i^2 + xi)``, D the way from start to end, and later tasks are learnt by Adam
+    with the penalty ``c sum_i Omega_i (theta_i - mu_i)^2``. In the units of a posterior, where everything is N times
+    the mean, that is a Gaussian whose precision grows by ``2 N Omega``.
+
+    Attributes:
+        prior_weight: c.
+        damping: xi, which bounds the importance of weights that hardly moved.
+
+    Example:
+        >>> from nclbayes.methods import SynapticIntelligence
+        >>> SynapticIntelligence(prior_weight=0.5).damping
+        0.1
+    """
+
+    structure: ClassVar[Structure] = Structure.DIAGONAL
+    damping: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("damping", lambda v: v > 0, "positive")
+
+    def run(self, problem: Problem) -> Outcome:
+        """Learn a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The Gaussians after it.
+        """
+        started = time.perf_counter()
+        stepper = PathStepper(self, problem)
+        history = run_loop(stepper, self, problem)
+        after: dict[str, State] = {}
+        for name, theta in stepper.matrices().items():
+            state = problem.states[name]
+            assert isinstance(state, DiagonalState)
+            way = (theta - problem.start[name]).double()
+            importance = stepper.path[name].clamp(min=0) / (way.square() + self.damping)
+            precision = state.precision + 2 * problem.task.size * importance
+            after[name] = replace(state, loc=theta, precision=precision)
+        return Outcome(after, history, time.perf_counter() - started)
+
+
+class PathStepper(AdamStepper):
+    """Adam's steps, with the path integral of the loss along them.
+
+    Args:
+        engine: The settings.
+        problem: The task, and the Gaussians before it.
+    """
+
+    def __init__(self, engine: SynapticIntelligence, problem: Problem) -> None:
+        super().__init__(engine, problem)
+        self.path = {
+            name: torch.zeros(start.shape, dtype=torch.float64, device=start.device)
+            for name, start in problem.start.items()
+        }
+
+    def moved(self, name: str, gradient: Tensor, step: Tensor) -> None:
+        """Add -g dtheta to the path integral.
+
+        Args:
+            name: The block.
+            gradient: The gradient of the mean loss.
+            step: What was added to theta.
+        """
+        self.path[name] -= gradient * step
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes with the steps."""
+        return super().tensors() | {f"path/{name}": path for name, path in self.path.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        super().restore(tensors)
+        for name, path in self.path.items():
+            path.copy_(tensors[f"path/{name}"])
