@@ -17,8 +17,27 @@ FULL_WIDTH = 17.0
 
 
 @contextmanager
+def empty_figure(width: float, height: float) -> Iterator[Figure]:
+    """A figure in our style, to be divided as one likes; laid out once before the settings are given back.
+
+    Args:
+        width: Of the figure, in cm.
+        height: Of the figure, in cm.
+
+    Yields:
+        The figure.
+    """
+    with own_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width / 2.54, height / 2.54), layout="constrained")
+        yield figure
+        figure.draw_without_rendering()
+
+
+@contextmanager
 def panels(rows: int, columns: int, width: float, height: float, **settings: Any) -> Iterator[tuple[Figure, Any]]:
-    """A figure of a grid of panels; laid out once before the settings are given back.
+    """A figure of a grid of panels.
 
     Args:
         rows: How many rows.
@@ -30,12 +49,8 @@ def panels(rows: int, columns: int, width: float, height: float, **settings: Any
     Yields:
         The figure and its axes, an array [rows, columns].
     """
-    with own_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(width / 2.54, height / 2.54), layout="constrained")
+    with empty_figure(width, height) as figure:
         yield figure, figure.subplots(rows, columns, squeeze=False, **settings)
-        figure.draw_without_rendering()
 
 
 def letter(axes: Axes, text: str, left: float = 0.9) -> None:
