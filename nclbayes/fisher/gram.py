@@ -147,7 +147,8 @@ class GramSum:
     def _carry(self) -> Tensor:
         """Move the sum in the rows' own precision to the one in float64."""
         if self._total is None:
-            self._total = self._partial.double()
+            # A copy even if the rows are in float64: what is carried is set to zero next.
+            self._total = self._partial.to(torch.float64, copy=True)
         else:
             self._total += self._partial
         self._partial.zero_()

@@ -10,9 +10,10 @@ def gram_sum(rows: torch.Tensor) -> GramSum:
     return GramSum((*rows.shape[:-2], rows.shape[-1]), rows.dtype, rows.device)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(3, 2), (2000, 100), (2, 1500, 97), (40_000, 5)])
-def test_the_sum_is_that_of_outer_products(shape):
-    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+def test_the_sum_is_that_of_outer_products(shape, dtype):
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
     total, weights = gram_sum(rows), torch.ones(shape[-2], dtype=torch.float64)
     half = shape[-2] // 2
     total.add(rows[..., :half, :], in_row_sum=True)

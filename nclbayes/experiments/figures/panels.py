@@ -1,0 +1,67 @@
+"""Figures of several panels: their size, and the letters that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from nclbayes.analysis.drawing import own_style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FULL_WIDTH = 17.0
+"""The width of a page's text in cm."""
+
+
+@contextmanager
+def empty_figure(width: float, height: float) -> Iterator[Figure]:
+    """A figure in our style, to be divided as one likes; laid out once before the settings are given back.
+
+    Args:
+        width: Of the figure, in cm.
+        height: Of the figure, in cm.
+
+    Yields:
+        The figure.
+    """
+    with own_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width / 2.54, height / 2.54), layout="constrained")
+        yield figure
+        figure.draw_without_rendering()
+
+
+@contextmanager
+def panels(rows: int, columns: int, width: float, height: float, **settings: Any) -> Iterator[tuple[Figure, Any]]:
+    """A figure of a grid of panels.
+
+    Args:
+        rows: How many rows.
+        columns: How many columns.
+        width: Of the figure, in cm.
+        height: Of the figure, in cm.
+        **settings: Those of ``Figure.subplots``, such as ``sharex``.
+
+    Yields:
+        The figure and its axes, an array [rows, columns].
+    """
+    with empty_figure(width, height) as figure:
+        yield figure, figure.subplots(rows, columns, squeeze=False, **settings)
+
+
+def letter(axes: Axes, text: str, left: float = 0.9) -> None:
+    """Write a panel's letter above its top left corner.
+
+    Args:
+        axes: The panel.
+        text: The letter.
+        left: How far left of the axes, in cm.
+    """
+    offset = (-left * 72 / 2.54, 5)
+    axes.annotate(
+        text, (0, 1), offset, xycoords="axes fraction", textcoords="offset points", weight="bold", va="bottom"
+    )
