@@ -14,7 +14,8 @@ from nclbayes import tasks as task_sets
 from nclbayes.analysis.evaluation import Metric
 from nclbayes.errors import SettingError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
-from nclbayes.methods.registry import suggestion
+from nclbayes.methods.adam import AdamEngine
+from nclbayes.methods.registry import find_method, suggestion
 from nclbayes.nn import BayesianNetwork, Categorical, Likelihood, MultiHead, Normal
 from nclbayes.task import Task
 from nclbayes.tasks.cifar_features import pretrained
@@ -35,6 +36,7 @@ class Setup:
         likelihood: What its output means.
         scenarios: Those that apply, the default first; empty: there is just one.
         settings: The settings of every method.
+        adam: What changes for the methods that are optimised by Adam.
         prior_scales: Of each method, the prior's standard deviation in each scenario ("" where there is just one); the
             entry "" is for methods that are not named.
         method_settings: What a method changes in a scenario, by "method" or "method/scenario".
@@ -52,6 +54,7 @@ class Setup:
     likelihood: Likelihood
     scenarios: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    adam: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.001})
     prior_scales: Mapping[str, Scales] = field(default_factory=dict)
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inputs: int = 1
@@ -83,13 +86,16 @@ class Setup:
 
     def prior_scale(self, method: str, scenario: str) -> float:
         """The prior's standard deviation for a method in a scenario."""
-        scales = self.prior_scales.get(method) or self.prior_scales.get("", {})
+        scales = self.prior_scales.get(method) or self.prior_scales.get(_base(method)) or self.prior_scales.get("", {})
         return scales.get(scenario, 1.0)
 
     def engine_settings(self, method: str, scenario: str) -> dict[str, Any]:
         """A method's settings in a scenario."""
-        changed = {**self.method_settings.get(method, {}), **self.method_settings.get(f"{method}/{scenario}", {})}
-        return {**self.settings, **changed}
+        adam = self.adam if issubclass(find_method(method).engine, AdamEngine) else {}
+        changed: dict[str, Any] = {}
+        for name in (_base(method), f"{_base(method)}/{scenario}", method, f"{method}/{scenario}"):
+            changed |= self.method_settings.get(name, {})
+        return {**self.settings, **adam, **changed}
 
     def make_tasks(self, scenario: str, seed: int, size: int | None) -> list[Task]:
         """The tasks.
@@ -148,6 +154,11 @@ def find_setup(name: str) -> Setup:
     return SETUPS[name]
 
 
+def _base(method: str) -> str:
+    """The method that one with kept examples builds on."""
+    return method.removesuffix("-replay").removesuffix("-coreset")
+
+
 def _images(hidden: tuple[int, ...]) -> Callable[[list[Task], str], nn.Module]:
     """Feedforward networks for images: a head for each task, one small output layer, or one over all classes."""
 
@@ -179,14 +190,58 @@ def _performance(predicted: Any, batch: tuple[Any, ...]) -> torch.Tensor:
 
 _SCENARIOS = ("domain", "task", "class")
 _MNIST = {"steps": 2000, "batch_size": 256, "lr": 0.05, "momentum": 0.9}
+# EWC and SI have no prior of their own: one so wide that it never counts, however large lambda is.
+_NO_PRIOR = {scenario: 1e8 for scenario in ("", *_SCENARIOS)}
 _MNIST_SCALES = {
     "laplace-ncl": {"task": 0.2887, "domain": 28.87, "class": 288.7},
     "variational-ncl": {"task": 0.2887, "domain": 1.0, "class": 10.0},
+    "ewc": _NO_PRIOR,
+    "si": _NO_PRIOR,
 }
 # A confident classifier has almost no Fisher left; over many classes a tempered one retains far more.
 _TEMPERED = {"variational-ncl/class": {"kronecker_sum": "additive", "fisher_temperature": 10.0}}
 # The closest sum leaves the room that many recurrent tasks need; `additive` stiffens whatever one of them has used.
 _CLOSEST = {"laplace-ncl": {"kronecker_sum": "kl"}, "variational-ncl": {"kronecker_sum": "kl"}}
+
+
+def _per_scenario(method: str, setting: str, task: float, domain: float, class_: float) -> dict[str, dict[str, float]]:
+    """One setting of a method in each scenario."""
+    values = {"task": task, "domain": domain, "class": class_}
+    return {f"{method}/{scenario}": {setting: value} for scenario, value in values.items()}
+
+
+# The paper's table of hyperparameters.
+_MNIST_METHODS: dict[str, Mapping[str, Any]] = {
+    **_per_scenario("si", "prior_weight", 1e0, 1e5, 1e7),
+    **_per_scenario("ewc", "prior_weight", 1e8, 1e9, 1e13),
+    **_per_scenario("kfac", "prior_weight", 1e10, 1e5, 1e4),
+    **_per_scenario("owm", "alpha", 1e-2, 1e-5, 1e-4),
+    **_TEMPERED,
+}
+_CIFAR_METHODS: dict[str, Mapping[str, Any]] = {
+    **_per_scenario("si", "prior_weight", 1e2, 1e3, 1e6),
+    **_per_scenario("ewc", "prior_weight", 1e7, 1e5, 1e-3),
+    **_per_scenario("kfac", "prior_weight", 1e5, 1e3, 1e10),
+    **_per_scenario("owm", "alpha", 1e-2, 1e-2, 1e-4),
+    **_TEMPERED,
+}
+
+
+def _split_mnist(name: str, summary: str, tasks: Callable[..., list[Task]]) -> Setup:
+    """MNIST, or what has its form, in two classes a task."""
+    return Setup(
+        name,
+        summary,
+        tasks,
+        _images((400, 400)),
+        Categorical(),
+        _SCENARIOS,
+        settings=_MNIST,
+        prior_scales=_MNIST_SCALES,
+        method_settings=_MNIST_METHODS,
+        quick={"size": 500, "steps": 20},
+    )
+
 
 SETUPS: dict[str, Setup] = {
     setup.name: setup
@@ -203,33 +258,20 @@ SETUPS: dict[str, Setup] = {
             prior_scales={
                 "laplace-ncl": {"task": 1.0, "domain": 30.0, "class": 30.0},
                 "variational-ncl": {"task": 0.3, "domain": 0.5, "class": 1.0},
+                "ewc": _NO_PRIOR,
+                "si": _NO_PRIOR,
+            },
+            method_settings={
+                "si": {"prior_weight": 10.0},
+                "ewc": {"prior_weight": 1e3},
+                "kfac": {"prior_weight": 10.0},
+                "owm": {"alpha": 1e-3},
+                "dowm": {"alpha": 1e-2},
             },
             quick={"steps": 20},
         ),
-        Setup(
-            "split-mnist",
-            "MNIST, two digits a task",
-            task_sets.split_mnist,
-            _images((400, 400)),
-            Categorical(),
-            _SCENARIOS,
-            settings=_MNIST,
-            prior_scales=_MNIST_SCALES,
-            method_settings=_TEMPERED,
-            quick={"size": 500, "steps": 20},
-        ),
-        Setup(
-            "split-fashion-mnist",
-            "Fashion-MNIST, two classes a task",
-            task_sets.split_fashion_mnist,
-            _images((400, 400)),
-            Categorical(),
-            _SCENARIOS,
-            settings=_MNIST,
-            prior_scales=_MNIST_SCALES,
-            method_settings=_TEMPERED,
-            quick={"size": 500, "steps": 20},
-        ),
+        _split_mnist("split-mnist", "MNIST, two digits a task", task_sets.split_mnist),
+        _split_mnist("split-fashion-mnist", "Fashion-MNIST, two classes a task", task_sets.split_fashion_mnist),
         Setup(
             "permuted-mnist",
             "MNIST with its pixels in another order for each task",
@@ -237,7 +279,7 @@ SETUPS: dict[str, Setup] = {
             _images((400, 400)),
             Categorical(),
             settings=_MNIST,
-            prior_scales={"": {"": 1.0}},
+            prior_scales={"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
             quick={"size": 300, "steps": 20},
         ),
         Setup(
@@ -247,7 +289,7 @@ SETUPS: dict[str, Setup] = {
             _images((400, 400)),
             Categorical(),
             settings=_MNIST,
-            prior_scales={"": {"": 1.0}},
+            prior_scales={"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
             quick={"size": 300, "steps": 20},
         ),
         Setup(
@@ -261,8 +303,11 @@ SETUPS: dict[str, Setup] = {
             prior_scales={
                 "laplace-ncl": {"task": 0.4472, "domain": 44.72, "class": 141.4},
                 "variational-ncl": {"task": 0.3, "domain": 1.0, "class": 10.0},
+                "ewc": _NO_PRIOR,
+                "si": _NO_PRIOR,
             },
-            method_settings=_TEMPERED,
+            adam={"lr": 0.0001},
+            method_settings=_CIFAR_METHODS,
             quick={"size": 200, "steps": 3},
         ),
         Setup(
@@ -272,7 +317,7 @@ SETUPS: dict[str, Setup] = {
             _stroke_network,
             Categorical(),
             settings={"steps": 3906, "batch_size": 256, "lr": 0.01, "momentum": 0.9, "fisher_size": 2048},
-            prior_scales={"variational-ncl": {"": 0.2}},
+            prior_scales={"variational-ncl": {"": 0.2}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
             method_settings=_CLOSEST,
             inputs=2,
             quick={"size": 300, "steps": 10},
@@ -286,7 +331,7 @@ SETUPS: dict[str, Setup] = {
             # The paper's 0.005 is for errors averaged over time; a likelihood sums them over some fifty scored steps.
             settings={"steps": 31_250, "batch_size": 32, "lr": 1e-4, "momentum": 0.9, "fisher_size": 2048},
             # One over the root of the number of units: samples of the weights must not make a network that explodes.
-            prior_scales={"variational-ncl": {"": 0.06}},
+            prior_scales={"variational-ncl": {"": 0.06}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
             method_settings=_CLOSEST,
             inputs=3,
             weight=lambda x, lengths, weight: weight,

@@ -1,0 +1,181 @@
+"""The paper's comparison on feedforward networks: all methods in three scenarios, beside the published numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nclbayes.analysis.drawing import PALETTE, own_style
+from nclbayes.experiments.comparison import compare
+from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
+from nclbayes.experiments.runs import RunConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCENARIOS = ("task", "domain", "class")
+
+# Test accuracy in % after all tasks, mean and standard error over 20 (MNIST) or 10 (CIFAR-100) seeds: the paper's
+# table of numerical results.
+PUBLISHED: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
+    "split-mnist": {
+        "none": ((81.58, 1.64), (59.47, 1.71), (19.88, 0.02)),
+        "joint": ((99.69, 0.02), (98.69, 0.04), (98.32, 0.05)),
+        "si": ((97.24, 0.55), (65.20, 1.48), (21.40, 1.30)),
+        "ewc": ((98.67, 0.22), (63.44, 1.70), (20.08, 0.16)),
+        "kfac": ((99.04, 0.10), (67.86, 1.33), (19.99, 0.04)),
+        "owm": ((99.36, 0.05), (87.46, 0.74), (80.73, 1.11)),
+        "laplace-ncl (unit prior)": ((99.53, 0.03), (84.90, 1.06), (47.49, 0.84)),
+        "laplace-ncl": ((99.55, 0.03), (91.48, 0.64), (69.31, 1.65)),
+    },
+    "split-cifar100": {
+        "none": ((61.43, 0.36), (18.42, 0.33), (7.71, 0.18)),
+        "joint": ((78.78, 0.25), (46.85, 0.51), (49.78, 0.21)),
+        "si": ((74.84, 0.39), (22.58, 0.37), (7.02, 1.04)),
+        "ewc": ((75.38, 0.24), (19.97, 0.44), (7.74, 0.18)),
+        "kfac": ((76.61, 0.23), (26.57, 0.66), (7.59, 0.17)),
+        "owm": ((77.07, 0.27), (28.51, 0.30), (29.23, 0.51)),
+        "laplace-ncl (unit prior)": ((77.88, 0.26), (32.81, 0.38), (16.63, 0.34)),
+        "laplace-ncl": ((78.38, 0.27), (38.79, 0.24), (26.36, 1.09)),
+    },
+}
+
+_UNIT = " (unit prior)"
+
+
+def _compute(settings: Settings, place: Workplace) -> Results:
+    rows: list[Row] = []
+    for name in settings["sets"]:
+        for scenario in settings["scenarios"]:
+            for label in settings["methods"]:
+                rows.append(_cell(name, scenario, label, settings, place))
+    return Results({"accuracy": rows}, _statements(rows), {"seeds": list(range(settings["seeds"]))})
+
+
+def _cell(name: str, scenario: str, label: str, settings: Settings, place: Workplace) -> Row:
+    """One method in one scenario, over the seeds."""
+    prior_scale = 1.0 if label.endswith(_UNIT) else None
+    configs = [
+        RunConfig.of(
+            name,
+            label.removesuffix(_UNIT),
+            scenario,
+            seed,
+            prior_scale=prior_scale,
+            settings={} if settings["steps"] is None else {"steps": settings["steps"]},
+            size=settings["size"],
+            device=place.device,
+        )
+        for seed in range(settings["seeds"])
+    ]
+    folder = place.out / "runs" / name / scenario / label.replace(" ", "-").strip("()")
+    (records,) = compare(configs, folder, jobs=place.jobs, progress=place.progress, say=place.say).values()
+    found = [100 * record.average_accuracy for record in records]
+    mean, error = _mean_and_error(found)
+    published = PUBLISHED.get(name, {}).get(label)
+    expected, expected_error = published[SCENARIOS.index(scenario)] if published else (math.nan, math.nan)
+    place.say(f"{name}, {scenario}, {label}: {mean:.2f} % (published {expected:.2f})")
+    return {
+        "set": name,
+        "scenario": scenario,
+        "method": label,
+        "accuracy": mean,
+        "standard error": error,
+        "seeds": len(found),
+        "published": None if math.isnan(expected) else expected,
+        "published error": None if math.isnan(expected) else expected_error,
+        "minutes": sum(sum(record.seconds) for record in records) / 60 / len(records),
+    }
+
+
+def _statements(rows: Sequence[Row]) -> list[Statement]:
+    """Each cell is as published: within 3 points or 3 standard errors, or better."""
+    found = []
+    for row in rows:
+        if row["published"] is not None:
+            errors = math.hypot(row["standard error"] or 0.0, row["published error"])
+            holds = row["accuracy"] >= row["published"] - max(3.0, 3 * errors)
+            close = abs(row["accuracy"] - row["published"]) <= max(3.0, 3 * errors)
+            word = "as published" if close else "better" if holds else "lower"
+            detail = f"{row['accuracy']:.2f} +- {row['standard error']:.2f}, published {row['published']:.2f}: {word}"
+            found.append(Statement(f"{row['set']}, {row['scenario']}, {row['method']}", holds, detail))
+    return found
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, 0.0
+    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+
+
+def _draw(results: Results) -> Mapping[str, Figure]:
+    """A panel for each set and scenario: a bar for each method, the published mean as a line across it."""
+    rows = results.tables["accuracy"]
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    scenarios = list(dict.fromkeys(row["scenario"] for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    with own_style():
+        from matplotlib.figure import Figure
+
+        width, height = 5.5 * len(scenarios) + 1, 6.5 * len(sets)
+        figure = Figure(figsize=(width / 2.54, height / 2.54), layout="constrained")
+        axes = figure.subplots(len(sets), len(scenarios), squeeze=False)
+        for i, name in enumerate(sets):
+            for j, scenario in enumerate(scenarios):
+                shown = {row["method"]: row for row in rows if (row["set"], row["scenario"]) == (name, scenario)}
+                _panel(axes[i, j], shown, methods)
+                axes[i, j].set_title(f"{name}, {scenario}")
+                if j == 0:
+                    axes[i, j].set_ylabel("accuracy after all tasks (%)")
+        figure.draw_without_rendering()
+    return {"accuracy": figure}
+
+
+def _panel(axes: Any, shown: Mapping[str, Row], methods: Sequence[str]) -> None:
+    heights = [shown[method]["accuracy"] for method in methods]
+    colours = [PALETTE[0] if "ncl" in m else "0.75" if m in ("none", "joint") else PALETTE[4] for m in methods]
+    axes.bar(range(len(methods)), heights, yerr=[shown[m]["standard error"] for m in methods], color=colours, width=0.7)
+    for x, method in enumerate(methods):
+        if shown[method]["published"] is not None:
+            axes.hlines(shown[method]["published"], x - 0.42, x + 0.42, color="black", linewidth=1.2)
+    lowest = min([*heights, *(shown[m]["published"] or 100.0 for m in methods)])
+    axes.set_ylim(max(0.0, lowest - 0.15 * (100 - lowest) - 2), 101)
+    names = [m.replace(_UNIT, "\n(unit prior)") for m in methods]
+    axes.set_xticks(range(len(methods)), names, rotation=60, ha="right", rotation_mode="anchor")
+
+
+_ALL = tuple(PUBLISHED["split-mnist"])
+RECIPE = Recipe(
+    "feedforward",
+    "split MNIST and split CIFAR-100 in three scenarios: every method beside the published table",
+    {
+        "quick": {
+            "sets": ["split-digits"],
+            "scenarios": ["domain"],
+            "methods": ["none", "ewc", "owm", "laplace-ncl"],
+            "seeds": 1,
+            "steps": 20,
+            "size": None,
+        },
+        "laptop": {
+            "sets": ["split-mnist"],
+            "scenarios": list(SCENARIOS),
+            "methods": list(_ALL),
+            "seeds": 3,
+            "steps": None,
+            "size": None,
+        },
+        "paper": {
+            "sets": ["split-mnist", "split-cifar100"],
+            "scenarios": list(SCENARIOS),
+            "methods": [*_ALL, "dowm", "gpm", "vcl", "diagonal-ncl", "variational-ncl", "replay"],
+            "seeds": 20,
+            "steps": None,
+            "size": None,
+        },
+    },
+    _compute,
+    _draw,
+)
