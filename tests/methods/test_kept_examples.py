@@ -1,0 +1,92 @@
+"""Replay and coresets: what is kept, what is learnt from it, and that files hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import nclbayes as ncl
+from nclbayes.errors import DataError, SettingError
+from nclbayes.methods import METHODS, CoresetLearner, PlainTraining, ReplayLearner
+from nclbayes.methods.examples import split_examples
+from nclbayes.methods.replay import ReplayTask
+from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
+from tests.methods.test_plain_and_joint import heads
+
+
+def head_tasks() -> list[ncl.Task]:
+    tasks = []
+    for k in range(3):
+        g = torch.Generator().manual_seed(k)
+        x = torch.randn(200, 5, generator=g)
+        data = x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
+        tasks.append(ncl.Task(data, data, name=f"t{k}", context={"head": k}))
+    return tasks
+
+
+def test_batches_are_of_the_new_task_one_time_in_k() -> None:
+    tasks = head_tasks()
+    replay = ReplayTask(tasks[2], tasks[:2])
+    batches = replay.batches(10, torch.Generator().manual_seed(0))
+    counts = torch.bincount(torch.tensor([next(batches)[0] for _ in range(3000)]), minlength=3) / 3000
+    torch.testing.assert_close(counts, torch.full((3,), 1 / 3), rtol=0, atol=0.03)
+    assert replay.size == 200
+    assert {batch[0] for batch in replay.epoch(50)} == {0}
+
+
+@pytest.mark.parametrize("method", ["replay", "laplace-ncl-replay", "variational-ncl-replay"])
+def test_replay_keeps_every_head(method: str, tmp_path: Path) -> None:
+    tasks = head_tasks()
+    settings = {"steps": 400, "batch_size": 30, "lr": 0.05, "keep": 60}
+    learner = METHODS[method].build(heads(), settings, torch.Generator().manual_seed(0))
+    for task in tasks[:2]:
+        learner.update(task)
+    learner.save(tmp_path / "learner")
+    learner = METHODS[method].learner.load(tmp_path / "learner", heads())
+    assert isinstance(learner, ReplayLearner)
+    assert learner.keep == 60
+    assert [task.context for task in learner.kept] == [{"head": 0}, {"head": 1}]
+    learner.update(tasks[2])
+    assert [len(task.train[0]) for task in learner.kept] == [60, 60, 60]
+    assert min(score.accuracy for score in ncl.evaluate(learner, tasks)) > 0.8
+
+
+def test_a_coreset_is_counted_once() -> None:
+    """For a linear model with Gaussian noise the refined posterior is exactly that of all the data."""
+    tasks = [regression_task(seed) for seed in range(2)]
+    model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
+    engine = ncl.LaplaceNCL(steps=1500, batch_size=40, lr=0.2, fisher="exact", schedule=lambda done: 1 - done)
+    learner = CoresetLearner(model, engine, keep=10)
+    for task in tasks:
+        learner.update(task)
+    rest, whole = [], conjugate(tasks, 0.5, 2.0)
+    for kept, task in zip(learner.coreset, tasks, strict=True):
+        left = [i for i in range(40) if not (task.train[0][i] == kept.train[0]).all(-1).any()]
+        assert len(left) == 30
+        rest.append(ncl.Task((task.train[0][left], task.train[1][left]), name="rest"))
+    mean, precision = conjugate(rest, 0.5, 2.0)
+    (state,) = learner.blocks.values()
+    torch.testing.assert_close(state.loc.double(), mean.T, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(state.precision.dense(), precision, rtol=1e-4, atol=1e-4)
+    (refined,) = learner.refined().blocks.values()
+    torch.testing.assert_close(refined.precision.dense(), whole[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(refined.loc.double(), whole[0].T, rtol=2e-2, atol=1e-2)
+    x = torch.ones(1, 3)
+    torch.testing.assert_close(learner.predict(x).mean, learner.refined().predict(x).mean)
+    assert not torch.allclose(learner.predict(x).mean, ncl.OnlinePosterior.predict(learner, x).mean, atol=1e-6)
+
+
+def test_tasks_that_cannot_be_split_are_refused() -> None:
+    task = classification_task(examples=20)
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(DataError, match="too few to set 20 apart"):
+        split_examples(task, 20, generator)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*task.train), batch_size=5)
+    with pytest.raises(DataError, match="comes from a loader"):
+        split_examples(ncl.Task(loader, name="loader"), 5, generator)
+    with pytest.raises(SettingError, match="keep must be at least 1"):
+        ReplayLearner(classifier(), PlainTraining(), keep=0)
