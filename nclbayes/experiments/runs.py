@@ -38,6 +38,7 @@ class RunConfig:
         size: At most so many training examples a task; None: all.
         tasks: Learn only the first so many tasks; None: all.
         num_samples: Evaluate with so many samples of the weights; None: at the mean.
+        units: Units in each hidden layer; None: the set's.
         device: Where to compute.
     """
 
@@ -50,6 +51,7 @@ class RunConfig:
     size: int | None = None
     tasks: int | None = None
     num_samples: int | None = None
+    units: int | None = None
     device: str = "cpu"
 
     @classmethod
@@ -160,7 +162,7 @@ def run(
     """
     setup = find_setup(config.set)
     tasks = setup.make_tasks(config.scenario, config.seed, config.size)[: config.tasks]
-    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed).to(config.device)
+    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units).to(config.device)
     learner, record = _begin(config, model, tasks, out)
     if not record.baseline:
         record.baseline = [score.accuracy for score in _scores(config, setup, _Untrained(model, config.device), tasks)]

@@ -32,7 +32,8 @@ class Setup:
         name: The task set.
         summary: One line about it.
         tasks: Makes the tasks; called with ``seed``, and with ``scenario`` and ``size`` where they are given.
-        network: Makes the network of a list of tasks in a scenario.
+        network: Makes the network of a list of tasks in a scenario, with so many units in each hidden layer.
+        units: How many those are by default.
         likelihood: What its output means.
         scenarios: Those that apply, the default first; empty: there is just one.
         settings: The settings of every method.
@@ -50,7 +51,8 @@ class Setup:
     name: str
     summary: str
     tasks: Callable[..., list[Task]]
-    network: Callable[[list[Task], str], nn.Module]
+    network: Callable[[list[Task], str, int], nn.Module]
+    units: int
     likelihood: Likelihood
     scenarios: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +117,9 @@ class Setup:
             given["size"] = size
         return self.tasks(**given)
 
-    def make_model(self, tasks: list[Task], scenario: str, prior_scale: float, seed: int) -> BayesianNetwork:
+    def make_model(
+        self, tasks: list[Task], scenario: str, prior_scale: float, seed: int, units: int | None = None
+    ) -> BayesianNetwork:
         """The model: a network initialised by the seed, with priors on its weights.
 
         Args:
@@ -123,13 +127,14 @@ class Setup:
             scenario: The scenario.
             prior_scale: The prior's standard deviation.
             seed: Decides the initial weights; the global random state is left as found.
+            units: Units in each hidden layer; None: the set's.
 
         Returns:
             The model.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = self.network(tasks, scenario)
+            network = self.network(tasks, scenario, self.units if units is None else units)
         prior = dist.Normal(torch.zeros((), device="cpu"), torch.full((), prior_scale, device="cpu"))
         return BayesianNetwork(network, self.likelihood, prior, inputs=self.inputs, weight=self.weight)
 
@@ -159,15 +164,11 @@ def _base(method: str) -> str:
     return method.removesuffix("-replay").removesuffix("-coreset")
 
 
-def _images(hidden: tuple[int, ...]) -> Callable[[list[Task], str], nn.Module]:
-    """Feedforward networks for images: a head for each task, one small output layer, or one over all classes."""
-
-    def network(tasks: list[Task], scenario: str) -> nn.Module:
-        inputs = tasks[0].train[0][0].numel()
-        classes = 1 + max(int(task.train[1].max()) for task in tasks)
-        return perceptron(inputs, hidden, classes, heads=len(tasks) if scenario == "task" else None)
-
-    return network
+def _perceptron(tasks: list[Task], scenario: str, units: int) -> nn.Module:
+    """Two hidden layers for images: a head for each task, one small output layer, or one over all classes."""
+    inputs = tasks[0].train[0][0].numel()
+    classes = 1 + max(int(task.train[1].max()) for task in tasks)
+    return perceptron(inputs, (units, units), classes, heads=len(tasks) if scenario == "task" else None)
 
 
 def _cifar_features(scenario: str = "domain", seed: int = 0, size: int | None = None) -> list[Task]:
@@ -175,12 +176,12 @@ def _cifar_features(scenario: str = "domain", seed: int = 0, size: int | None = 
     return task_sets.split_cifar100(scenario, seed, size, features=pretrained())
 
 
-def _stroke_network(tasks: list[Task], scenario: str) -> nn.Module:
-    return MultiHead(SequenceFeatures(4, 30, last=5, leak=0.2), [nn.Linear(30, 2) for _ in tasks])
+def _stroke_network(tasks: list[Task], scenario: str, units: int) -> nn.Module:
+    return MultiHead(SequenceFeatures(4, units, last=5, leak=0.2), [nn.Linear(units, 2) for _ in tasks])
 
 
-def _stimulus_network(tasks: list[Task], scenario: str) -> nn.Module:
-    return SequenceRegressor(11, 256, 3, leak=0.2, noise=0.05 * (2 / 0.2) ** 0.5)
+def _stimulus_network(tasks: list[Task], scenario: str, units: int) -> nn.Module:
+    return SequenceRegressor(11, units, 3, leak=0.2, noise=0.05 * (2 / 0.2) ** 0.5)
 
 
 def _performance(predicted: Any, batch: tuple[Any, ...]) -> torch.Tensor:
@@ -233,7 +234,8 @@ def _split_mnist(name: str, summary: str, tasks: Callable[..., list[Task]]) -> S
         name,
         summary,
         tasks,
-        _images((400, 400)),
+        _perceptron,
+        400,
         Categorical(),
         _SCENARIOS,
         settings=_MNIST,
@@ -250,7 +252,8 @@ SETUPS: dict[str, Setup] = {
             "split-digits",
             "8 x 8 digits of scikit-learn, two classes a task; needs no download",
             task_sets.split_digits,
-            _images((100, 100)),
+            _perceptron,
+            100,
             Categorical(),
             _SCENARIOS,
             # With so few examples the noise of drawn targets would show.
@@ -276,7 +279,8 @@ SETUPS: dict[str, Setup] = {
             "permuted-mnist",
             "MNIST with its pixels in another order for each task",
             task_sets.permuted_mnist,
-            _images((400, 400)),
+            _perceptron,
+            400,
             Categorical(),
             settings=_MNIST,
             prior_scales={"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
@@ -286,7 +290,8 @@ SETUPS: dict[str, Setup] = {
             "rotated-mnist",
             "MNIST turned by another angle for each task",
             task_sets.rotated_mnist,
-            _images((400, 400)),
+            _perceptron,
+            400,
             Categorical(),
             settings=_MNIST,
             prior_scales={"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
@@ -296,7 +301,8 @@ SETUPS: dict[str, Setup] = {
             "split-cifar100",
             "features of CIFAR-100, ten classes a task; the layers are trained first: data pretrain-cifar",
             _cifar_features,
-            _images((2000, 2000)),
+            _perceptron,
+            2000,
             Categorical(),
             _SCENARIOS,
             settings={"steps": 5000, "batch_size": 256, "lr": 0.05, "momentum": 0.9},
@@ -315,6 +321,7 @@ SETUPS: dict[str, Setup] = {
             "digits as pen strokes, fifteen tasks of two digits, for a recurrent network",
             task_sets.stroke_mnist,
             _stroke_network,
+            30,
             Categorical(),
             settings={"steps": 3906, "batch_size": 256, "lr": 0.01, "momentum": 0.9, "fisher_size": 2048},
             prior_scales={"variational-ncl": {"": 0.2}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
@@ -327,6 +334,7 @@ SETUPS: dict[str, Setup] = {
             "six tasks of cognitive neuroscience for a recurrent network",
             task_sets.stimulus_response,
             _stimulus_network,
+            256,
             Normal(1.0),
             # The paper's 0.005 is for errors averaged over time; a likelihood sums them over some fifty scored steps.
             settings={"steps": 31_250, "batch_size": 32, "lr": 1e-4, "momentum": 0.9, "fisher_size": 2048},

@@ -15,7 +15,7 @@ def test_independent_weights_of_a_linear_model_have_their_exact_posterior() -> N
     x = 2.0 * torch.linalg.qr(torch.randn(40, 3, generator=torch.Generator().manual_seed(0))).Q
     y = x @ torch.tensor([[1.0], [-0.5], [0.3]])
     model = ncl.BayesianNetwork(nn.Linear(3, 1, bias=False), ncl.Normal(0.5), prior=dist.Normal(0.0, 1.0))
-    engine = VCL(steps=2500, batch_size=40, lr=0.02, particles=16, schedule=lambda done: (1 - done) ** 3)
+    engine = VCL(steps=1500, batch_size=40, lr=0.02, particles=4, schedule=lambda done: (1 - done) ** 3)
     posterior = ncl.OnlinePosterior(model, engine)
     mean, precision = torch.zeros(3), torch.ones(3)
     for k in range(2):
