@@ -6,25 +6,45 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from nclbayes.analysis.record import Record
 from nclbayes.analysis.report import text_table, write_report
+from nclbayes.cli_options import (
+    AsJson,
+    Device,
+    Interrupted,
+    Options,
+    PriorScale,
+    Quick,
+    Quiet,
+    Samples,
+    Scenario,
+    Size,
+    Steps,
+    Tasks,
+    TunedFiles,
+    Units,
+    interruptible,
+    read_device,
+    read_settings,
+    sayer,
+)
 from nclbayes.data_cli import data_app, info
 from nclbayes.errors import FileError, NCLError, SettingError
 from nclbayes.experiments.comparison import compare as compare_runs
 from nclbayes.experiments.runs import RunConfig
 from nclbayes.experiments.runs import run as run_one
-from nclbayes.experiments.setups import SETUPS
+from nclbayes.experiments.setups import SETUPS, find_setup
+from nclbayes.experiments.tuning import Tuned
 from nclbayes.methods import METHODS
+from nclbayes.study_cli import study_app
 
 app = typer.Typer(
     help="Bayesian continual learning: run methods on task sets, compare them, report.",
@@ -34,26 +54,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(data_app, name="data")
+app.add_typer(study_app)
 app.command()(info)
 
 _SETS = ", ".join(SETUPS)
 _METHODS = ", ".join(METHODS)
 _DEMO = ("laplace-ncl", "variational-ncl", "none", "joint")
-
-Scenario = Annotated[str | None, typer.Option(help="task, domain or class, where they apply.")]
-Steps = Annotated[int | None, typer.Option(help="Steps a task; default: the task set's.")]
-PriorScale = Annotated[float | None, typer.Option(help="The prior's standard deviation; default: the task set's.")]
-Size = Annotated[int | None, typer.Option(help="At most so many training examples a task.")]
-Tasks = Annotated[int | None, typer.Option(help="Learn only the first so many tasks.")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--option", "-o", help="A setting of the method, as `name=value`; can be given several times."),
-]
-Samples = Annotated[int | None, typer.Option(help="Evaluate with so many samples of the weights; default: the mean.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A few steps on a few examples, to see that all is well.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @app.command(
@@ -70,7 +76,9 @@ def run(
     prior_scale: PriorScale = None,
     size: Size = None,
     tasks: Tasks = None,
+    units: Units = None,
     option: Options = None,
+    tuned: TunedFiles = None,
     num_samples: Samples = None,
     device: Device = "auto",
     quick: Quick = False,
@@ -84,23 +92,12 @@ def run(
     else:
         if set is None:
             raise SettingError(f"Name a task set ({_SETS}), or pass --config.")
-        settings = _settings(option, steps)
-        chosen = RunConfig.of(
-            set,
-            method,
-            scenario,
-            seed,
-            prior_scale=prior_scale,
-            settings=settings,
-            quick=quick,
-            size=size,
-            tasks=tasks,
-            num_samples=num_samples,
-            device=_device(device),
-        )
+        given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units}
+        settings = read_settings(option, steps)
+        chosen = _config(set, method, scenario, seed, tuned, settings, prior_scale, read_device(device), given)
         out = Path("runs") / f"{chosen.set}-{chosen.scenario or 'run'}-{method}-{seed}" if out is None else out
-    with _interruptible():
-        record = run_one(chosen, out, progress=False if quiet else None, say=_say(quiet or as_json))
+    with interruptible():
+        record = run_one(chosen, out, progress=False if quiet else None, say=sayer(quiet or as_json))
     report = _write(out, f"{chosen.set}: {chosen.method}", {chosen.method: [record]}, chosen)
     _show({chosen.method: [record]}, report, quiet, as_json)
 
@@ -118,7 +115,9 @@ def compare(
     steps: Steps = None,
     size: Size = None,
     tasks: Tasks = None,
+    units: Units = None,
     option: Options = None,
+    tuned: TunedFiles = None,
     num_samples: Samples = None,
     device: Device = "auto",
     quick: Quick = False,
@@ -126,19 +125,10 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Learn one task set with several methods, over several seeds."""
+    given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units}
+    settings, where = read_settings(option, steps), read_device(device)
     configs = [
-        RunConfig.of(
-            set,
-            method.strip(),
-            scenario,
-            seed,
-            settings=_settings(option, steps),
-            quick=quick,
-            size=size,
-            tasks=tasks,
-            num_samples=num_samples,
-            device=_device(device),
-        )
+        _config(set, method.strip(), scenario, seed, tuned, settings, None, where, given)
         for method in methods.split(",")
         for seed in _numbers(seeds)
     ]
@@ -193,7 +183,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         app([a for a in arguments if a != "--debug"], prog_name="nclbayes")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
-    except _Interrupted:
+    except Interrupted:
         print("nclbayes: interrupted. The same command goes on from here.", file=sys.stderr)
         return 130
     except NCLError as error:
@@ -204,21 +194,31 @@ def run_command_line(arguments: Sequence[str]) -> int:
     return 0
 
 
-class _Interrupted(Exception):
-    """Ctrl-C while runs were under way."""
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise _Interrupted from None
+def _config(
+    set: str,
+    method: str,
+    scenario: str | None,
+    seed: int,
+    tuned: list[Path] | None,
+    settings: dict[str, Any],
+    prior_scale: float | None,
+    device: str,
+    rest: dict[str, Any],
+) -> RunConfig:
+    """A run with its defaults, then what searches found, then what was asked for."""
+    found: dict[str, Any] = {}
+    for result in map(Tuned.load, tuned or []):
+        if result.fits(set, method, find_setup(set).scenario(scenario)):
+            found |= result.values
+    scale = found.pop("prior_scale", None)
+    prior_scale = scale if prior_scale is None else prior_scale
+    merged = {**found, **settings}
+    return RunConfig.of(set, method, scenario, seed, prior_scale=prior_scale, settings=merged, device=device, **rest)
 
 
 def _compare(configs: list[RunConfig], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
-    with _interruptible():
-        records = compare_runs(configs, out, jobs=jobs, progress=False if quiet else None, say=_say(quiet or as_json))
+    with interruptible():
+        records = compare_runs(configs, out, jobs=jobs, progress=False if quiet else None, say=sayer(quiet or as_json))
     _show(records, _write(out, configs[0].set, records, configs[0]), quiet, as_json)
 
 
@@ -267,24 +267,6 @@ def _show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool)
         print(f"Report and pictures: {page.parent.resolve()}")
 
 
-def _say(silent: bool) -> Any:
-    return (lambda text: None) if silent else (lambda text: print(text, file=sys.stderr))
-
-
-def _settings(options: list[str] | None, steps: int | None) -> dict[str, Any]:
-    """Settings from ``name=value`` strings; values are read as JSON where they can be."""
-    settings: dict[str, Any] = {} if steps is None else {"steps": steps}
-    for text in options or []:
-        name, separator, value = text.partition("=")
-        if not separator:
-            raise SettingError(f"An option is given as name=value, not '{text}'.")
-        try:
-            settings[name] = json.loads(value)
-        except ValueError:
-            settings[name] = value
-    return settings
-
-
 def _numbers(text: str) -> list[int]:
     """Numbers from text such as 0-4 or 1,3,5."""
     found: list[int] = []
@@ -295,13 +277,3 @@ def _numbers(text: str) -> list[int]:
         except ValueError:
             raise SettingError(f"Seeds are given as 0-4 or 1,3,5, not '{text}'.") from None
     return found
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
-        raise SettingError(f"device is '{name}'; choose auto, cpu or cuda.")
-    if name != "cpu" and not torch.cuda.is_available():
-        raise SettingError("There is no CUDA device here: use --device cpu.")
-    return name

@@ -113,6 +113,11 @@ class OnlinePosterior:
         return self._belief.tasks
 
     @property
+    def memory(self) -> Mapping[str, Tensor]:
+        """What the engine, or the posterior itself, keeps besides the Gaussians."""
+        return MappingProxyType(dict(self._belief.memory))
+
+    @property
     def log_evidence(self) -> float | None:
         """The Laplace estimate of the last task's log evidence, where its engine gives one."""
         return self._belief.log_evidence

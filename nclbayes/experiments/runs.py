@@ -205,6 +205,25 @@ def claim_folder(out: Path, config: RunConfig) -> None:
         )
 
 
+def reopen(out: Path) -> tuple[RunConfig, list[Task], OnlinePosterior]:
+    """What a run has left in its folder.
+
+    Args:
+        out: The folder.
+
+    Returns:
+        The configuration, the tasks, and the learner after the last task that it learnt.
+
+    Raises:
+        FileError: If there is no run.
+    """
+    config = RunConfig.load(out / "config.json")
+    setup = find_setup(config.set)
+    tasks = setup.make_tasks(config.scenario, config.seed, config.size)[: config.tasks]
+    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units).to(config.device)
+    return config, tasks, find_method(config.method).learner.load(out / "posterior.ncl", model).to(config.device)
+
+
 class _Untrained:
     """Predicts with the network as it was initialised."""
 

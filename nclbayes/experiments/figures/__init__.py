@@ -1,5 +1,42 @@
 """The paper's tables and figures, each a recipe that can be run."""
 
+from nclbayes.errors import SettingError
+from nclbayes.experiments.figures import feedforward, fisher, nvcl, prior_weight, sequences, toy
 from nclbayes.experiments.figures.recipe import SCALES, Recipe, Results, Row, Statement, Workplace, make
+from nclbayes.methods.registry import suggestion
 
-__all__ = ["SCALES", "Recipe", "Results", "Row", "Statement", "Workplace", "make"]
+FIGURES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        toy.RECIPE,
+        feedforward.RECIPE,
+        sequences.STIMULUS_RESPONSE,
+        sequences.STROKE_MNIST,
+        prior_weight.RECIPE,
+        fisher.RECIPE,
+        nvcl.RECIPE,
+    )
+}
+"""Every recipe by its name."""
+
+
+def find_figure(name: str) -> Recipe:
+    """A recipe by its name.
+
+    Args:
+        name: Such as "toy".
+
+    Returns:
+        The recipe.
+
+    Raises:
+        SettingError: If there is none; the nearest name is suggested.
+    """
+    if name not in FIGURES:
+        raise SettingError(
+            f"There is no figure '{name}'{suggestion(name, FIGURES)}. The figures are {', '.join(FIGURES)}."
+        )
+    return FIGURES[name]
+
+
+__all__ = ["FIGURES", "SCALES", "Recipe", "Results", "Row", "Statement", "Workplace", "find_figure", "make"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nclbayes.analysis.drawing import PALETTE, own_style
+from nclbayes.analysis.measures import mean_and_error
 from nclbayes.experiments.comparison import compare
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import RunConfig
@@ -72,7 +73,8 @@ def _cell(name: str, scenario: str, label: str, settings: Settings, place: Workp
     folder = place.out / "runs" / name / scenario / label.replace(" ", "-").strip("()")
     (records,) = compare(configs, folder, jobs=place.jobs, progress=place.progress, say=place.say).values()
     found = [100 * record.average_accuracy for record in records]
-    mean, error = _mean_and_error(found)
+    mean, error, _ = mean_and_error(found)
+    error = 0.0 if math.isnan(error) else error
     published = PUBLISHED.get(name, {}).get(label)
     expected, expected_error = published[SCENARIOS.index(scenario)] if published else (math.nan, math.nan)
     place.say(f"{name}, {scenario}, {label}: {mean:.2f} % (published {expected:.2f})")
@@ -101,13 +103,6 @@ def _statements(rows: Sequence[Row]) -> list[Statement]:
             detail = f"{row['accuracy']:.2f} +- {row['standard error']:.2f}, published {row['published']:.2f}: {word}"
             found.append(Statement(f"{row['set']}, {row['scenario']}, {row['method']}", holds, detail))
     return found
-
-
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, 0.0
-    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
 def _draw(results: Results) -> Mapping[str, Figure]:

@@ -1,0 +1,105 @@
+"""Options and small services that the commands share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from nclbayes.errors import SettingError
+
+Scenario = Annotated[str | None, typer.Option(help="task, domain or class, where they apply.")]
+Steps = Annotated[int | None, typer.Option(help="Steps a task; default: the task set's.")]
+PriorScale = Annotated[float | None, typer.Option(help="The prior's standard deviation; default: the task set's.")]
+Size = Annotated[int | None, typer.Option(help="At most so many training examples a task.")]
+Tasks = Annotated[int | None, typer.Option(help="Learn only the first so many tasks.")]
+Units = Annotated[int | None, typer.Option(help="Units in each hidden layer; default: the task set's.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", help="A setting of the method, as `name=value`; can be given several times."),
+]
+Samples = Annotated[int | None, typer.Option(help="Evaluate with so many samples of the weights; default: the mean.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few steps on a few examples, to see that all is well.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+TunedFiles = Annotated[
+    list[Path] | None, typer.Option("--tuned", help="The result of a search, to take hyperparameters from.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+class Interrupted(Exception):
+    """Ctrl-C while runs were under way."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C becomes an error of its own: what was done so far is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted from None
+
+
+def sayer(silent: bool) -> Callable[[str], None]:
+    """What prints a line of progress, or nothing.
+
+    Args:
+        silent: Whether to print nothing.
+
+    Returns:
+        A function of the line.
+    """
+    return (lambda text: None) if silent else (lambda text: print(text, file=sys.stderr))
+
+
+def read_settings(options: list[str] | None, steps: int | None = None) -> dict[str, Any]:
+    """Settings from ``name=value`` strings; values are read as JSON where they can be.
+
+    Args:
+        options: The strings.
+        steps: The number of steps, if it was given by itself.
+
+    Returns:
+        By name.
+
+    Raises:
+        SettingError: If one is not of that form.
+    """
+    settings: dict[str, Any] = {} if steps is None else {"steps": steps}
+    for text in options or []:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise SettingError(f"An option is given as name=value, not '{text}'.")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
+
+
+def read_device(name: str) -> str:
+    """A device that is there.
+
+    Args:
+        name: auto, cpu or cuda.
+
+    Returns:
+        The device's name.
+
+    Raises:
+        SettingError: If there is no such device.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
+        raise SettingError(f"device is '{name}'; choose auto, cpu or cuda.")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise SettingError("There is no CUDA device here: use --device cpu.")
+    return name

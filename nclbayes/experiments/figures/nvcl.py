@@ -1,0 +1,176 @@
+"""Natural variational NCL: on the recurrent tasks as in the paper, and beside Laplace-NCL on split images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from nclbayes.analysis.drawing import PALETTE, own_style
+from nclbayes.analysis.evaluation import evaluate
+from nclbayes.analysis.measures import mean_and_error
+from nclbayes.analysis.record import Record
+from nclbayes.experiments.comparison import compare, run_folder
+from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
+from nclbayes.experiments.runs import RunConfig, reopen
+from nclbayes.experiments.setups import find_setup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENGINES = ("laplace-ncl", "variational-ncl")
+
+
+def _compute(settings: Settings, place: Workplace) -> Results:
+    rows: list[Row] = []
+    curves: list[Row] = []
+    for part in settings["parts"]:
+        for method in part["methods"]:
+            configs = [
+                RunConfig.of(
+                    part["set"],
+                    method,
+                    part["scenario"],
+                    seed,
+                    settings={} if part["steps"] is None else {"steps": part["steps"]},
+                    units=part["units"],
+                    tasks=part["tasks"],
+                    device=place.device,
+                )
+                for seed in range(settings["seeds"])
+            ]
+            folder = place.out / "runs" / f"{part['set']}-{part['scenario'] or 'run'}"
+            compare(configs, folder, jobs=place.jobs, progress=place.progress, say=place.say)
+            for config in configs:
+                where = {"set": config.set, "scenario": config.scenario, "method": method, "seed": config.seed}
+                rows += [{**where, **row} for row in _predictions(run_folder(folder, config), settings["samples"])]
+                record = Record.load(run_folder(folder, config) / "record.json")
+                for i, scores in enumerate(record.scores):
+                    for j in range(i + 1):
+                        learnt = {"tasks learnt": i + 1, "task": record.tasks[j], "number": j + 1}
+                        curves.append({**where, **learnt, "loss": scores[j].loss})
+    return Results({"summary": rows, "losses": curves}, _statements(rows))
+
+
+def _predictions(folder: Path, samples: int) -> list[Row]:
+    """Predictions at the mean, and with samples of the weights, after all tasks."""
+    config, tasks, learner = reopen(folder)
+    found: list[Row] = []
+    for count in (None, samples):
+        generator = torch.Generator().manual_seed(config.seed)
+        scores = evaluate(learner, tasks, num_samples=count, metric=find_setup(config.set).metric, generator=generator)
+        found.append(
+            {
+                "predictions": "mean" if count is None else f"{count} samples",
+                "average accuracy": sum(score.accuracy for score in scores) / len(scores),
+                "average loss": sum(score.loss for score in scores) / len(scores),
+            }
+        )
+    return found
+
+
+def _statements(rows: Sequence[Row]) -> list[Statement]:
+    """Where both engines ran: sampled predictions of the variational one are as good as those of Laplace."""
+    found = []
+    for place in dict.fromkeys((row["set"], row["scenario"]) for row in rows):
+        here = [row for row in rows if (row["set"], row["scenario"]) == place]
+        if {row["method"] for row in here} == set(ENGINES):
+            best = {m: max(_average([r for r in here if r["method"] == m], p)[0] for p in _ways(here)) for m in ENGINES}
+            claim = f"{' '.join(place).strip()}: variational NCL is within two points of Laplace-NCL, or better"
+            laplace, variational = (100 * best[method] for method in ENGINES)
+            found.append(Statement(claim, variational >= laplace - 2, f"{variational:.1f} % against {laplace:.1f} %"))
+    return found
+
+
+def _ways(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["predictions"] for row in rows))
+
+
+def _average(rows: Sequence[Row], predictions: str) -> tuple[float, float]:
+    values = [row["average accuracy"] for row in rows if row["predictions"] == predictions]
+    mean, error, _ = mean_and_error(values)
+    return mean, 0.0 if error != error else error
+
+
+def _draw(results: Results) -> Mapping[str, Figure]:
+    rows, curves = results.tables["summary"], results.tables["losses"]
+    places = list(dict.fromkeys((row["set"], row["scenario"]) for row in rows))
+    with own_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.5 * (len(places) + 1) / 2.54, 6 / 2.54), layout="constrained")
+        axes = figure.subplots(1, len(places) + 1, squeeze=False)[0]
+        for panel, place in zip(axes, places, strict=False):
+            here = [row for row in rows if (row["set"], row["scenario"]) == place]
+            methods = list(dict.fromkeys(row["method"] for row in here))
+            for k, way in enumerate(_ways(here)):
+                found = [_average([r for r in here if r["method"] == m], way) for m in methods]
+                x = [i + 0.36 * (k - 0.5) for i in range(len(methods))]
+                heights, errors = ([100 * v[i] for v in found] for i in (0, 1))
+                panel.bar(x, heights, yerr=errors, width=0.34, color=PALETTE[k], label=way)
+            panel.set_xticks(range(len(methods)), [m.replace("-", "\n") for m in methods])
+            panel.set_title(" ".join(place).strip())
+            panel.set_ylim(0, 118)
+            panel.set_yticks(range(0, 101, 20))
+            panel.legend(fontsize=7, ncols=2, loc="upper center")
+        axes[0].set_ylabel("accuracy after all tasks (%)")
+        _curves(axes[-1], [row for row in curves if row["method"] == ENGINES[1]])
+        figure.draw_without_rendering()
+    return {"nvcl": figure}
+
+
+def _curves(axes: object, rows: Sequence[Row]) -> None:
+    """The loss on each task of the first set, from when it was learnt on, by variational NCL."""
+    first = [row for row in rows if row["set"] == rows[0]["set"]]
+    for number in sorted({row["number"] for row in first}):
+        here = [row for row in first if row["number"] == number]
+        times = sorted({row["tasks learnt"] for row in here})
+        means = []
+        for time in times:
+            values = [row["loss"] for row in here if row["tasks learnt"] == time]
+            means.append(sum(values) / len(values))
+        label = here[0]["task"].split(" ", 1)[-1]
+        axes.plot(times, means, "o-", markersize=2.5, color=PALETTE[(number - 1) % len(PALETTE)], label=label)  # type: ignore[attr-defined]
+    axes.set(yscale="log", xlabel="tasks learnt", ylabel="loss", title=f"variational NCL, {rows[0]['set']}")  # type: ignore[attr-defined]
+    axes.legend(fontsize=6)  # type: ignore[attr-defined]
+
+
+def _part(name: str, scenario: str | None, methods: Sequence[str], **rest: int) -> dict[str, object]:
+    part: dict[str, object] = {"set": name, "scenario": scenario, "methods": list(methods)}
+    return {**part, "steps": None, "units": None, "tasks": None, **rest}
+
+
+RECIPE = Recipe(
+    "nvcl",
+    "natural variational NCL: stimulus-response tasks, and beside Laplace-NCL on split images",
+    {
+        "quick": {
+            "parts": [
+                _part("stimulus-response", None, ENGINES[1:], steps=3, units=10, tasks=2),
+                _part("split-digits", "domain", ENGINES, steps=10),
+            ],
+            "seeds": 1,
+            "samples": 4,
+        },
+        "laptop": {
+            "parts": [
+                _part("stimulus-response", None, ENGINES[1:], steps=1500, units=64),
+                *(_part("split-mnist", scenario, ENGINES, steps=1000) for scenario in ("task", "domain", "class")),
+            ],
+            "seeds": 1,
+            "samples": 16,
+        },
+        "paper": {
+            "parts": [
+                _part("stimulus-response", None, ENGINES[1:]),
+                *(_part("split-mnist", scenario, ENGINES) for scenario in ("task", "domain", "class")),
+            ],
+            "seeds": 5,
+            "samples": 32,
+        },
+    },
+    _compute,
+    _draw,
+)

@@ -1,0 +1,165 @@
+"""The weight lambda of the prior: NCL and KFAC in three forms, and what Adam's preconditioner becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nclbayes.analysis.drawing import MARKERS, PALETTE, own_style
+from nclbayes.analysis.evaluation import evaluate
+from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
+from nclbayes.experiments.runs import RunConfig
+from nclbayes.experiments.setups import find_setup
+from nclbayes.methods import find_method
+from nclbayes.state import KroneckerState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Which setting of each method is lambda.
+METHODS = {
+    "laplace-ncl": "prior_weight",
+    "kfac": "prior_weight",
+    "decoupled-kfac": "preconditioner_weight",
+    "reverse-decoupled-kfac": "prior_weight",
+}
+
+
+def diagonal_scale_free_kl(first: Tensor, second: Tensor) -> float:
+    """The scale-free KL divergence of two Gaussians with diagonal precisions.
+
+    Args:
+        first: The precisions of one, positive.
+        second: Those of the other, of the same shape.
+
+    Returns:
+        ``1/2 (log|L1| - log|L2| + d log(tr(L1^-1 L2) / d))``, 0 if one is a multiple of the other.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.experiments.figures.prior_weight import diagonal_scale_free_kl
+        >>> diagonal_scale_free_kl(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0]))
+        0.0
+    """
+    a, b = first.double().flatten(), second.double().flatten()
+    gap = a.log().sum() - b.log().sum() + len(a) * (b / a).mean().log()
+    return float(gap / 2) + 0.0
+
+
+def _compute(settings: Settings, place: Workplace) -> Results:
+    losses: list[Row] = []
+    similarity: list[Row] = []
+    for method, setting in METHODS.items():
+        for weight in settings["weights"]:
+            for seed in range(settings["seeds"]):
+                rows, alike = _run(method, {setting: weight}, weight, seed, settings, place)
+                losses += rows
+                similarity += alike
+                place.say(f"{method}, lambda = {weight:g}, seed {seed}: mean loss {_mean(rows, 'loss'):.3f}")
+    return Results({"losses": losses, "preconditioner": similarity}, _statements(losses, similarity))
+
+
+def _run(
+    method: str, changed: Mapping[str, Any], weight: float, seed: int, settings: Settings, place: Workplace
+) -> tuple[list[Row], list[Row]]:
+    """One run: the final loss on each task, and how Adam's preconditioner compares with the prior's diagonal."""
+    given = {**changed, "steps": settings["steps"], "kronecker_sum": "kl"}
+    config = RunConfig.of("stimulus-response", method, seed=seed, settings=given, units=settings["units"])
+    setup = find_setup(config.set)
+    tasks = setup.make_tasks(config.scenario, seed, config.size)[: settings["tasks"]]
+    model = setup.make_model(tasks, config.scenario, config.prior_scale, seed, config.units).to(place.device)
+    learner = find_method(method).build(model, config.settings, torch.Generator().manual_seed(seed))
+    alike: list[Row] = []
+    for k, task in enumerate(tasks):
+        before = learner.blocks
+        learner.update(task, progress=place.progress)
+        for name, state in before.items():
+            root = learner.memory.get(f"adam/{name}")
+            if root is not None and isinstance(state, KroneckerState):
+                prior = torch.outer(state.precision.output.diagonal(), state.precision.input.diagonal())
+                value = diagonal_scale_free_kl(prior.cpu(), root.cpu().clamp(min=1e-12)) / prior.numel()
+                alike.append(
+                    {"method": method, "lambda": weight, "seed": seed, "task": k + 1, "block": name, "kl": value}
+                )
+    scores = evaluate(learner, tasks, metric=setup.metric, generator=torch.Generator().manual_seed(seed))
+    rows: list[Row] = [
+        {"method": method, "lambda": weight, "seed": seed, "task": task.name, "loss": s.loss, "accuracy": s.accuracy}
+        for task, s in zip(tasks, scores, strict=True)
+    ]
+    return rows, alike
+
+
+def _mean(rows: Sequence[Row], what: str) -> float:
+    return sum(row[what] for row in rows) / max(1, len(rows))
+
+
+def _at(rows: Sequence[Row], method: str, weight: float, what: str) -> float:
+    return _mean([row for row in rows if row["method"] == method and row["lambda"] == weight], what)
+
+
+def _statements(losses: Sequence[Row], similarity: Sequence[Row]) -> list[Statement]:
+    weights = sorted({row["lambda"] for row in losses})
+    low, high = weights[0], weights[-1]
+    found = []
+    for claim, left, right in (
+        ("NCL at the least lambda ends lower than KFAC at it", ("laplace-ncl", low), ("kfac", low)),
+        ("KFAC does better at some larger lambda", ("kfac", None), ("kfac", low)),
+        ("so does decoupled KFAC", ("decoupled-kfac", None), ("decoupled-kfac", low)),
+    ):
+        method, weight = left
+        candidates = weights[1:] if weight is None else [weight]
+        best = min(_at(losses, method, w, "loss") for w in candidates)
+        other = _at(losses, right[0], right[1] or low, "loss")
+        found.append(Statement(claim, best < other, f"mean loss {best:.3f} against {other:.3f}"))
+    if similarity:
+        ends = [_at(similarity, "kfac", weight, "kl") for weight in (low, high)]
+        claim = "with lambda, Adam's preconditioner comes to resemble the prior's diagonal"
+        found.append(Statement(claim, ends[1] < ends[0], f"scale-free KL a weight {ends[0]:.3f} -> {ends[1]:.3f}"))
+    return found
+
+
+def _draw(results: Results) -> Mapping[str, Figure]:
+    losses, similarity = results.tables["losses"], results.tables["preconditioner"]
+    weights = sorted({row["lambda"] for row in losses})
+    with own_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(16 / 2.54, 6 / 2.54), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for i, method in enumerate(METHODS):
+            look = {"color": PALETTE[i], "marker": MARKERS[i], "label": method}
+            left.plot(weights, [_at(losses, method, w, "loss") for w in weights], **look)
+        left.set(xscale="log", yscale="log", xlabel=r"$\lambda$", ylabel="mean loss after all tasks")
+        left.legend(fontsize=7)
+        for i, block in enumerate(sorted({row["block"] for row in similarity})):
+            rows = [row for row in similarity if row["block"] == block]
+            values = [_at(rows, "kfac", w, "kl") for w in weights]
+            right.plot(weights, values, color=PALETTE[i], marker=MARKERS[i], label=block)
+        right.set(xscale="log", xlabel=r"$\lambda$", ylabel="scale-free KL a weight, prior to Adam")
+        right.legend(fontsize=7)
+        for letter, panel in zip("AB", (left, right), strict=True):
+            panel.set_title(letter, loc="left", fontweight="bold")
+        figure.draw_without_rendering()
+    return {"lambda": figure}
+
+
+RECIPE = Recipe(
+    "lambda",
+    "the weight of the prior: NCL against KFAC, decoupled and reverse decoupled; Adam's preconditioner",
+    {
+        "quick": {"weights": [1.0, 100.0], "seeds": 1, "steps": 4, "units": 10, "tasks": 2},
+        "laptop": {"weights": [1.0, 10.0, 100.0, 1000.0], "seeds": 1, "steps": 1000, "units": 64, "tasks": None},
+        "paper": {
+            "weights": [1.0, 10.0, 100.0, 1000.0, 10_000.0],
+            "seeds": 5,
+            "steps": 31_250,
+            "units": 256,
+            "tasks": None,
+        },
+    },
+    _compute,
+    _draw,
+)

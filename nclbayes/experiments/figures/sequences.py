@@ -1,0 +1,251 @@
+"""The paper's comparisons on recurrent networks: stimulus-response tasks and stroke MNIST."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nclbayes.analysis.drawing import LINES, PALETTE, own_style
+from nclbayes.analysis.measures import mean_and_error
+from nclbayes.analysis.record import Record
+from nclbayes.experiments.comparison import compare
+from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
+from nclbayes.experiments.runs import RunConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NCL, LAPLACE_DOWM = "NCL", "Laplace-DOWM"
+WEAK_KFAC = "KFAC, lambda = 1"
+# A task is retained if its loss has grown by no more than this since it was learnt.
+RETAINED = 1.5
+
+
+def run_variants(name: str, settings: Settings, place: Workplace) -> dict[str, list[Record]]:
+    """Run every variant of a comparison over the seeds.
+
+    Args:
+        name: The task set.
+        settings: ``variants`` (by label: the method and what changes in its settings), ``seeds``, ``steps``, ``units``,
+            ``tasks`` and ``size``.
+        place: Where and how.
+
+    Returns:
+        The records of each variant, by label.
+    """
+    records = {}
+    for label, variant in settings["variants"].items():
+        changed = dict(variant.get("settings", {}))
+        if settings["steps"] is not None:
+            changed["steps"] = settings["steps"]
+        configs = [
+            RunConfig.of(
+                name,
+                variant["method"],
+                seed=seed,
+                settings=changed,
+                units=settings["units"],
+                tasks=settings["tasks"],
+                size=settings["size"],
+                device=place.device,
+            )
+            for seed in range(settings["seeds"])
+        ]
+        folder = place.out / "runs" / label.replace(" ", "-").replace(",", "")
+        (records[label],) = compare(configs, folder, jobs=place.jobs, progress=place.progress, say=place.say).values()
+    return records
+
+
+def _tables(records: Mapping[str, Sequence[Record]]) -> dict[str, list[Row]]:
+    """Every score of every run, and what is left of each task in the end."""
+    scores: list[Row] = []
+    final: list[Row] = []
+    for label, runs in records.items():
+        for seed, record in enumerate(runs):
+            for i, row in enumerate(record.scores):
+                for j in range(i + 1):
+                    where = {"method": label, "seed": seed, "task": record.tasks[j], "number": j + 1}
+                    score = {"loss": row[j].loss, "accuracy": row[j].accuracy}
+                    scores.append({**where, "tasks learnt": i + 1, **score})
+                    if i == len(record.scores) - 1:
+                        learnt = record.scores[j][j]
+                        after = {"loss when learnt": learnt.loss, "accuracy when learnt": learnt.accuracy}
+                        final.append({**where, **score, **after})
+    return {"scores": scores, "final": final}
+
+
+def _worst_ratio(final: Sequence[Row], label: str) -> float:
+    """The largest loss in the end relative to that right after learning, over tasks, averaged over seeds."""
+    ratios: dict[int, float] = {}
+    for row in final:
+        if row["method"] == label:
+            ratios[row["seed"]] = max(ratios.get(row["seed"], 0.0), row["loss"] / row["loss when learnt"])
+    return sum(ratios.values()) / len(ratios)
+
+
+def _average(rows: Sequence[Row], label: str, what: str) -> tuple[float, float]:
+    """Mean and standard error over seeds of the mean over tasks."""
+    seeds = sorted({row["seed"] for row in rows if row["method"] == label})
+    means = []
+    for seed in seeds:
+        values = [row[what] for row in rows if row["method"] == label and row["seed"] == seed]
+        means.append(sum(values) / len(values))
+    mean, error, _ = mean_and_error(means)
+    return mean, 0.0 if error != error else error
+
+
+def _stimulus_response(settings: Settings, place: Workplace) -> Results:
+    tables = _tables(run_variants("stimulus-response", settings, place))
+    statements = []
+    labels = list(settings["variants"])
+    if NCL in labels:
+        worst = _worst_ratio(tables["final"], NCL)
+        claim = f"NCL retains every task: its loss grows by no more than {RETAINED - 1:.0%}"
+        statements.append(Statement(claim, worst <= RETAINED, f"at most {worst:.2f} times the loss when learnt"))
+    if WEAK_KFAC in labels:
+        worst = _worst_ratio(tables["final"], WEAK_KFAC)
+        claim = "KFAC with lambda = 1 forgets"
+        statements.append(Statement(claim, worst > RETAINED, f"up to {worst:.2f} times the loss when learnt"))
+    statements += _best(tables["final"], labels, "loss")
+    return Results(tables, statements, {"shown": "loss"})
+
+
+def _stroke_mnist(settings: Settings, place: Workplace) -> Results:
+    tables = _tables(run_variants("stroke-mnist", settings, place))
+    for row in tables["final"]:
+        row["error"] = 1 - row["accuracy"]  # type: ignore[index]
+    labels = list(settings["variants"])
+    statements = _best(tables["final"], labels, "error")
+    if NCL in labels and LAPLACE_DOWM in labels:
+        gap = _gap(tables["final"], "error")
+        late = [value for number, value in gap.items() if number > len(gap) // 2]
+        mean = sum(late) / len(late)
+        claim = "on the later tasks Laplace-DOWM makes more errors than NCL"
+        statements.append(Statement(claim, mean > 0, f"{100 * mean:+.1f} points over the second half of the tasks"))
+    return Results(tables, statements, {"shown": "error"})
+
+
+def _best(final: Sequence[Row], labels: Sequence[str], what: str) -> list[Statement]:
+    """NCL against every other continual method."""
+    if NCL not in labels:
+        return []
+    own, _ = _average(final, NCL, what)
+    found = []
+    for label in labels:
+        if label not in (NCL, LAPLACE_DOWM):
+            other, _ = _average(final, label, what)
+            claim = f"NCL ends with a lower mean {what} than {label}"
+            found.append(Statement(claim, own < other, f"{own:.3f} against {other:.3f}"))
+    return found
+
+
+def _gap(final: Sequence[Row], what: str) -> dict[int, float]:
+    """By the task's number, how much more Laplace-DOWM has than NCL."""
+    gaps = {}
+    for number in sorted({row["number"] for row in final}):
+        rows = [row for row in final if row["number"] == number]
+        gaps[number] = _average(rows, LAPLACE_DOWM, what)[0] - _average(rows, NCL, what)[0]
+    return gaps
+
+
+def _draw(results: Results) -> Mapping[str, Figure]:
+    final, scores, what = results.tables["final"], results.tables["scores"], results.facts["shown"]
+    labels = list(dict.fromkeys(row["method"] for row in final))
+    shown = [label for label in labels if label in (NCL, WEAK_KFAC)] or labels[:2]
+    with_gap = NCL in labels and LAPLACE_DOWM in labels
+    with own_style():
+        from matplotlib.figure import Figure
+
+        panels = 1 + len(shown) + with_gap
+        figure = Figure(figsize=(6.0 * panels / 2.54, 6.5 / 2.54), layout="constrained")
+        axes = figure.subplots(1, panels, squeeze=False)[0]
+        _bars(axes[0], final, labels, what)
+        for panel, label in zip(axes[1:], shown, strict=False):
+            _curves(panel, scores, label)
+        if with_gap:
+            gaps = _gap(final, what)
+            axes[-1].axhline(0.0, color="0.6", linewidth=0.8)
+            axes[-1].plot(list(gaps), list(gaps.values()), "o-", color=PALETTE[1])
+            axes[-1].set_xlabel("task number")
+            axes[-1].set_ylabel(f"{what} of Laplace-DOWM - NCL")
+        for letter, panel in zip("ABCDEF", axes, strict=False):
+            panel.set_title(letter, loc="left", fontweight="bold")
+        figure.draw_without_rendering()
+    return {"comparison": figure}
+
+
+def _bars(axes: Any, final: Sequence[Row], labels: Sequence[str], what: str) -> None:
+    found = [_average(final, label, what) for label in labels]
+    colours = [PALETTE[0] if label == NCL else "0.75" for label in labels]
+    places = range(len(labels))
+    axes.bar(places, [mean for mean, _ in found], yerr=[error for _, error in found], color=colours, width=0.7)
+    axes.set_xticks(places, labels, rotation=60, ha="right", rotation_mode="anchor")
+    axes.set_ylabel(f"mean {what} after all tasks")
+
+
+def _curves(axes: Any, scores: Sequence[Row], label: str) -> None:
+    """The loss on each task from when it was learnt on, averaged over seeds."""
+    for number in sorted({row["number"] for row in scores}):
+        rows = [row for row in scores if row["method"] == label and row["number"] == number]
+        times = sorted({row["tasks learnt"] for row in rows})
+        means = []
+        for time in times:
+            values = [row["loss"] for row in rows if row["tasks learnt"] == time]
+            means.append(sum(values) / len(values))
+        look = {"color": PALETTE[(number - 1) % len(PALETTE)], "linestyle": LINES[((number - 1) // len(PALETTE)) % 4]}
+        axes.plot(times, means, marker="o", markersize=2.5, label=rows[0]["task"].split(" ", 1)[-1], **look)
+    axes.set_yscale("log")
+    axes.set_xlabel("tasks learnt")
+    axes.set_ylabel(f"loss on each task: {label}")
+    if len({row["number"] for row in scores}) <= 6:
+        axes.legend(fontsize=6, ncols=2)
+
+
+_KL = {"kronecker_sum": "kl"}
+_STIMULUS_VARIANTS: dict[str, Any] = {
+    NCL: {"method": "laplace-ncl"},
+    LAPLACE_DOWM: {"method": "laplace-dowm", "settings": _KL},
+    "DOWM": {"method": "dowm", "settings": {"alpha": 1e-2}},
+    "OWM": {"method": "owm", "settings": {"alpha": 1e-3}},
+    "KFAC, lambda = 100": {"method": "kfac", "settings": {"prior_weight": 100.0, **_KL}},
+    WEAK_KFAC: {"method": "kfac", "settings": {"prior_weight": 1.0, **_KL}},
+}
+_COMMON = {"tasks": None, "size": None}
+
+STIMULUS_RESPONSE = Recipe(
+    "stimulus-response",
+    "six tasks of cognitive neuroscience: what each method retains",
+    {
+        "quick": {
+            **_COMMON,
+            "variants": {NCL: _STIMULUS_VARIANTS[NCL], WEAK_KFAC: _STIMULUS_VARIANTS[WEAK_KFAC]},
+            "seeds": 1,
+            "steps": 5,
+            "units": 12,
+            "tasks": 2,
+        },
+        "laptop": {**_COMMON, "variants": _STIMULUS_VARIANTS, "seeds": 1, "steps": 4000, "units": 64},
+        "paper": {**_COMMON, "variants": _STIMULUS_VARIANTS, "seeds": 5, "steps": 31_250, "units": 256},
+    },
+    _stimulus_response,
+    _draw,
+)
+
+STROKE_MNIST = Recipe(
+    "stroke-mnist",
+    "fifteen tasks of pen strokes: the error of each method, and by task number",
+    {
+        "quick": {
+            "variants": {NCL: {"method": "laplace-ncl"}, LAPLACE_DOWM: _STIMULUS_VARIANTS[LAPLACE_DOWM]},
+            "seeds": 1,
+            "steps": 5,
+            "units": 12,
+            "tasks": 3,
+            "size": 200,
+        },
+        "laptop": {**_COMMON, "variants": _STIMULUS_VARIANTS, "seeds": 1, "steps": 700, "units": 30},
+        "paper": {**_COMMON, "variants": _STIMULUS_VARIANTS, "seeds": 20, "steps": 3906, "units": 30},
+    },
+    _stroke_mnist,
+    _draw,
+)

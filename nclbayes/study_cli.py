@@ -1,0 +1,120 @@
+"""The commands that study: figures of the paper, and the search for hyperparameters."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nclbayes.cli_options import (
+    AsJson,
+    Device,
+    Options,
+    Quiet,
+    Samples,
+    Scenario,
+    Size,
+    Steps,
+    Tasks,
+    interruptible,
+    read_device,
+    read_settings,
+    sayer,
+)
+from nclbayes.errors import SettingError
+from nclbayes.experiments.figures import FIGURES, SCALES, Workplace, find_figure, make
+from nclbayes.experiments.runs import RunConfig
+from nclbayes.experiments.tuning import HELD_OUT, Range, Search
+from nclbayes.experiments.tuning import tune as search_for
+
+study_app = typer.Typer()
+
+_NAMES = ", ".join(FIGURES)
+
+
+@study_app.command(epilog="Example: `nclbayes figure toy --out figures/toy`")
+def figure(
+    name: Annotated[str | None, typer.Argument(help=f"The figure: {_NAMES}.")] = None,
+    scale: Annotated[
+        str, typer.Option(help=f"{', '.join(SCALES)}: seconds, minutes to an hour, or as published.")
+    ] = "laptop",
+    out: Annotated[
+        Path | None, typer.Option(help="Where data and pictures go; the same command goes on in it.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="How many runs at a time.", min=1)] = 1,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="What to change in the scale's settings, as `name=value`."),
+    ] = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make one of the paper's tables or figures: its data, its pictures, and what they show."""
+    if name is None:
+        raise SettingError(f"Name a figure: {_NAMES}.")
+    recipe = find_figure(name)
+    out = Path("figures") / f"{name}-{scale}" if out is None else out
+    say = sayer(quiet or as_json)
+    place = Workplace(out, jobs, read_device(device), False if quiet else None, say)
+    with interruptible():
+        results = make(recipe, scale, place, read_settings(option))
+    if as_json:
+        print(json.dumps({"statements": [asdict(s) for s in results.statements], "folder": str(out)}))
+    elif not quiet:
+        for statement in results.statements:
+            print(f"{'yes' if statement.holds else 'NO '}  {statement.claim}: {statement.detail}")
+        print(f"Data and pictures: {out.resolve()}")
+
+
+@study_app.command(
+    epilog="Example: `nclbayes tune split-digits --method owm --scenario domain --range alpha=1e-5:0.1 --out tuned`"
+)
+def tune(
+    set: Annotated[str, typer.Argument(help="The task set.")],
+    method: Annotated[str, typer.Option(help="The method.")],
+    scenario: Scenario = None,
+    seed: Annotated[int, typer.Option(help="The held-out seed.")] = HELD_OUT,
+    range: Annotated[
+        list[str] | None, typer.Option("--range", help="What to vary, as `name=low:high`; default: the paper's.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="How many values to try; default: the whole grid.", min=1)] = None,
+    sampler: Annotated[str, typer.Option(help="grid or tpe.")] = "grid",
+    out: Annotated[Path | None, typer.Option(help="The search's folder; the same command goes on in it.")] = None,
+    jobs: Annotated[int, typer.Option(help="How many trials at a time.", min=1)] = 1,
+    steps: Steps = None,
+    size: Size = None,
+    tasks: Tasks = None,
+    option: Options = None,
+    num_samples: Samples = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search a method's hyperparameter on a held-out seed; `run` and `compare` take the result with --tuned."""
+    base = RunConfig.of(
+        set,
+        method,
+        scenario,
+        seed,
+        settings=read_settings(option, steps),
+        size=size,
+        tasks=tasks,
+        num_samples=num_samples,
+        device=read_device(device),
+    )
+    search = Search(base, tuple(Range.parse(text) for text in range or []), trials, sampler)
+    out = Path("tuned") / f"{base.set}-{base.scenario or 'run'}-{method}" if out is None else out
+    with interruptible():
+        tuned = search_for(search, out, jobs=jobs, say=sayer(quiet or as_json))
+    values: dict[str, Any] = dict(tuned.values)
+    if as_json:
+        print(json.dumps({"values": values, "score": tuned.score, "file": str(out / "tuned.json")}))
+    elif not quiet:
+        shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        print(f"Best: {shown} ({tuned.score:.4g} on seed {seed})", file=sys.stdout)
+        print(f"Use it with --tuned {out / 'tuned.json'}")
