@@ -245,6 +245,8 @@ def _write(out: Path, title: str, runs: dict[str, list[Record]], config: RunConf
             if any(first.losses):
                 plots.save(plots.loss_curves(first), folder / "loss.png")
         return write_report(out / "report.html", title, runs, facts)
+    except FileError:
+        raise
     except OSError as error:
         raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
 

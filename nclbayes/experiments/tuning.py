@@ -226,6 +226,8 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
     try:
         out.mkdir(parents=True, exist_ok=True)
         _claim(out / "search.json", search)
+    except FileError:
+        raise
     except OSError as error:
         raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
     study = _study(optuna, search, out)

@@ -120,6 +120,8 @@ def make(recipe: Recipe, scale: str, place: Workplace, changes: Settings | None 
         _write(results, place.out)
         for name, picture in recipe.draw(results).items():
             save(picture, place.out / f"{name}.png")
+    except FileError:
+        raise
     except OSError as error:
         raise FileError(f"Could not write to '{place.out}': {error.strerror}.") from None
     return results

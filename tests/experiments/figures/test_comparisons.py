@@ -1,0 +1,94 @@
+"""The figures that compare methods, in their quick form."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from nclbayes.errors import DataError
+from nclbayes.experiments.figures import FIGURES, Results, Workplace, make
+from nclbayes.experiments.figures.feedforward import PUBLISHED, _statements
+from nclbayes.experiments.figures.prior_weight import diagonal_scale_free_kl
+from nclbayes.experiments.figures.sequences import NCL, WEAK_KFAC, _worst_ratio
+from nclbayes.kronecker.divergence import scale_free_kl
+
+
+def quick(name: str, out: Path) -> Results:
+    results = make(FIGURES[name], "quick", Workplace(out))
+    assert list(out.glob("*.png"))
+    assert list(out.glob("*.csv"))
+    return results
+
+
+@pytest.mark.slow
+def test_feedforward_has_a_cell_for_each_method_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    results = quick("feedforward", tmp_path)
+    assert [row["method"] for row in results.tables["accuracy"]] == ["none", "ewc", "owm", "laplace-ncl"]
+    assert all(20 < row["accuracy"] <= 100 for row in results.tables["accuracy"])
+    said: list[str] = []
+    again = make(FIGURES["feedforward"], "quick", Workplace(tmp_path, say=said.append))
+    assert again == results
+    assert not any("split_digits" in line for line in said)
+
+
+def test_a_cell_is_as_published_within_three_points_or_errors() -> None:
+    row = {"set": "s", "scenario": "task", "method": "m", "published": 90.0, "published error": 0.5}
+    cells = [(87.5, 0.1, True), (86.5, 0.1, False), (86.5, 2.0, True), (99.0, 0.1, True)]
+    for accuracy, error, expected in cells:
+        (found,) = _statements([{**row, "accuracy": accuracy, "standard error": error}])
+        assert found.holds is expected
+    assert set(PUBLISHED["split-mnist"]) == set(PUBLISHED["split-cifar100"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stimulus-response", "stroke-mnist"])
+def test_recurrent_comparisons_score_every_task_from_when_it_was_learnt(name: str, tmp_path: Path) -> None:
+    try:
+        results = quick(name, tmp_path)
+    except DataError as error:
+        pytest.skip(str(error))
+    tasks = FIGURES[name].scales["quick"]["tasks"]
+    methods = list(FIGURES[name].scales["quick"]["variants"])
+    assert len(results.tables["scores"]) == len(methods) * tasks * (tasks + 1) // 2
+    assert len(results.tables["final"]) == len(methods) * tasks
+    assert all(math.isfinite(row["loss"]) for row in results.tables["scores"])
+    assert results.statements
+
+
+def test_the_worst_task_decides_whether_tasks_are_retained() -> None:
+    rows = [
+        {"method": NCL, "seed": seed, "loss": loss, "loss when learnt": 1.0}
+        for seed, losses in enumerate(([1.0, 1.2], [1.6, 0.9]))
+        for loss in losses
+    ]
+    assert _worst_ratio([*rows, {**rows[0], "method": WEAK_KFAC, "loss": 9.0}], NCL) == pytest.approx(1.4)
+
+
+@pytest.mark.slow
+def test_lambda_compares_losses_and_preconditioners(tmp_path: Path) -> None:
+    results = quick("lambda", tmp_path)
+    assert {row["method"] for row in results.tables["losses"]} == {
+        "laplace-ncl",
+        "kfac",
+        "decoupled-kfac",
+        "reverse-decoupled-kfac",
+    }
+    assert len({row["block"] for row in results.tables["preconditioner"]}) == 2
+    assert all(row["kl"] >= 0 for row in results.tables["preconditioner"])
+
+
+def test_the_diagonal_divergence_is_the_dense_one() -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(6, generator=g).double() + 0.1 for _ in range(2))
+    expected = scale_free_kl(torch.diag(a), torch.diag(b))
+    assert diagonal_scale_free_kl(a, b) == pytest.approx(float(expected))
+
+
+@pytest.mark.slow
+def test_nvcl_predicts_at_the_mean_and_with_samples(tmp_path: Path) -> None:
+    results = quick("nvcl", tmp_path)
+    assert {row["predictions"] for row in results.tables["summary"]} == {"mean", "4 samples"}
+    assert len(results.statements) == 1

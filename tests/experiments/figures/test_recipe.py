@@ -1,0 +1,57 @@
+"""What every figure leaves in its folder, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from nclbayes.errors import FileError, SettingError
+from nclbayes.experiments.figures import FIGURES, SCALES, Recipe, Results, Statement, Workplace, find_figure, make
+
+
+def recipe() -> Recipe:
+    return Recipe(
+        "squares",
+        "some squares",
+        {scale: {"count": 3} for scale in SCALES},
+        lambda settings, place: Results(
+            {"squares": [{"x": x, "y": x * x} for x in range(settings["count"])]},
+            [Statement("squares grow", True, "they do")],
+        ),
+        lambda results: {},
+    )
+
+
+def test_results_are_written_as_json_and_csv(tmp_path: Path) -> None:
+    make(recipe(), "quick", Workplace(tmp_path / "new"), {"count": 4})
+    found = json.loads((tmp_path / "new" / "results.json").read_text())
+    assert found["statements"] == [{"claim": "squares grow", "holds": True, "detail": "they do"}]
+    with (tmp_path / "new" / "squares.csv").open() as file:
+        assert list(csv.DictReader(file))[3] == {"x": "3", "y": "9"}
+
+
+def test_a_folder_belongs_to_one_figure_with_one_set_of_settings(tmp_path: Path) -> None:
+    make(recipe(), "quick", Workplace(tmp_path))
+    make(recipe(), "laptop", Workplace(tmp_path))
+    with pytest.raises(FileError, match="of other settings"):
+        make(recipe(), "quick", Workplace(tmp_path), {"count": 5})
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="scale is 'huge'"):
+        make(recipe(), "huge", Workplace(tmp_path))
+    with pytest.raises(SettingError, match="has no setting 'counts': it has count"):
+        make(recipe(), "quick", Workplace(tmp_path), {"counts": 5})
+    with pytest.raises(SettingError, match="did you mean 'toy'"):
+        find_figure("toys")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_recipe_has_every_scale_with_the_same_settings(name: str) -> None:
+    scales = FIGURES[name].scales
+    assert tuple(scales) == SCALES
+    assert len({frozenset(settings) for settings in scales.values()}) == 1
+    json.dumps(scales)

@@ -1,0 +1,116 @@
+"""The search for hyperparameters: its grid, its file, and that it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nclbayes.experiments.tuning as tuning
+from nclbayes.analysis import Score
+from nclbayes.analysis.record import Record
+from nclbayes.cli import run_command_line
+from nclbayes.errors import FileError, NonFiniteError, SettingError
+from nclbayes.experiments import RunConfig
+from nclbayes.experiments.tuning import PAPER_RANGES, Range, Search, Tuned, tune
+
+
+def test_ranges_are_the_papers_unless_given() -> None:
+    assert Search(RunConfig.of("split-digits", "owm")).count == 19
+    assert Search(RunConfig.of("split-digits", "laplace-ncl")).count == 10
+    assert PAPER_RANGES["si"].grid()[0] == 1e-5
+    assert PAPER_RANGES["si"].grid()[-1] == pytest.approx(1e8)
+    assert Search(RunConfig.of("split-digits", "owm"), sampler="tpe").count == 20
+    assert Range.parse("alpha=1e-3:0.1").grid() == pytest.approx([1e-3, 1e-2, 1e-1])
+
+
+@pytest.mark.parametrize("text", ["alpha", "alpha=1", "alpha=1:x", "alpha=2:1", "alpha=0:1"])
+def test_wrong_ranges_are_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="range"):
+        Range.parse(text)
+    with pytest.raises(SettingError, match="choose 'grid' or 'tpe'"):
+        Search(RunConfig.of("split-digits", "owm"), sampler="random")
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Runs whose accuracy is best at alpha = 0.01, and that diverge at 1."""
+    values: list[float] = []
+
+    def fake(config: RunConfig, **rest: Any) -> Record:
+        alpha = config.settings["alpha"]
+        values.append(alpha)
+        if alpha == 1.0:
+            raise NonFiniteError("The loss became nan.")
+        record = Record(["a"])
+        record.add([Score(1 - abs(alpha - 0.01), 0.1, 0.0, 10)])
+        return record
+
+    monkeypatch.setattr(tuning, "run", fake)
+    return values
+
+
+def test_the_best_of_the_grid_is_found_kept_and_not_sought_again(tried: list[float], tmp_path: Path) -> None:
+    search = Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-4, 1.0),))
+    found = tune(search, tmp_path)
+    assert sorted(tried) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1.0])
+    assert found.values == {"alpha": pytest.approx(0.01)}
+    assert found.score == pytest.approx(1.0)
+    assert [t["score"] for t in found.trials if t["alpha"] == 1.0] == [None]
+    assert Tuned.load(tmp_path) == Tuned.load(tmp_path / "tuned.json")
+    assert tune(search, tmp_path).values == found.values
+    assert len(tried) == 5
+    with pytest.raises(FileError, match="another search"):
+        tune(Search(RunConfig.of("split-digits", "owm"), trials=3), tmp_path)
+
+
+def test_an_interrupted_search_goes_on(tried: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-4, 0.1),))
+    counted = tuning.run
+
+    def interrupted(config: RunConfig, **rest: Any) -> Record:
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        return counted(config, **rest)
+
+    monkeypatch.setattr(tuning, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tune(search, tmp_path)
+    monkeypatch.setattr(tuning, "run", counted)
+    tuning.resume(tmp_path)
+    assert set(Tuned.load(tmp_path).values) == {"alpha"}
+    assert Tuned.load(tmp_path).score == pytest.approx(1.0)
+
+
+def test_a_search_that_only_diverges_says_so(tried: list[float], tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="diverged at every value"):
+        tune(Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1.0, 1.0),)), tmp_path)
+
+
+def test_files_that_are_no_result_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="Could not read"):
+        Tuned.load(tmp_path)
+    (tmp_path / "tuned.json").write_text("[]")
+    with pytest.raises(FileError, match="not the result of a search"):
+        Tuned.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_command_line_searches_and_runs_with_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tuned"
+    command = ["tune", "split-digits", "--method", "owm", "--range", "alpha=1e-3:1e-2", "--steps", "3", "--tasks", "2"]
+    assert run_command_line([*command, "--jobs", "2", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    alpha = found["values"]["alpha"]
+    common = ["--steps", "2", "--tasks", "1", "--tuned", str(out), "--json"]
+    run = ["run", "split-digits", "--method", "owm", *common, "--out", str(tmp_path / "run")]
+    assert run_command_line(run) == 0
+    assert RunConfig.load(tmp_path / "run" / "config.json").settings["alpha"] == alpha
+    compare = ["compare", "split-digits", "--methods", "owm,none", *common, "--out", str(tmp_path / "cmp")]
+    assert run_command_line(compare) == 0
+    assert RunConfig.load(tmp_path / "cmp" / "owm" / "seed-0" / "config.json").settings["alpha"] == alpha
+    assert "alpha" not in RunConfig.load(tmp_path / "cmp" / "none" / "seed-0" / "config.json").settings
