@@ -4,7 +4,8 @@ A precision starts as a spherical prior and takes up one Fisher after the other,
 each sum is replaced by one Kronecker product. The Fishers are those of the recurrent and input weights of (A) random
 recurrent networks, (B) a network that learns the stimulus-response tasks, and (C) one that learns stroke MNIST, where
 its data are on this machine. The prior makes the sum positive definite. It is weak, so that the sum is that of the
-Fishers, as in the paper: its precision is a hundredth of the mean diagonal entry of the first of them.
+Fishers, as in the paper: its precision is a hundredth of the mean diagonal entry of the first of them. With a prior
+that outweighs the Fishers, `kl` is still the closest, but has the lowest correlation on (A) and (B).
 
 Each rule is compared with two sums:
 
