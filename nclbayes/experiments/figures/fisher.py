@@ -10,8 +10,12 @@ do not count: each matrix is scaled to a mean diagonal of 1. Then the same small
 exact Fisher of C is singular for class labels (adding a number to all logits changes nothing).
 
 The divergence is KL_s[exact || approximation], with the mean over randomly rotated exact Fishers as the reference; the
-table has the other direction too. The paper gives neither the sizes nor the weights of its network: here the recurrent
-weights are half an orthogonal matrix, input and readout weights are normal, and several networks are drawn.
+table has the other direction too. How the approximations rank depends on the process noise: with a standard deviation
+of 0.5 or 1, KFAC is closest for W in both directions; with 0.1 or none, it is still closest in the other direction, but
+the diagonal is about as close or closer in this one.
+
+The paper gives neither the sizes nor the weights of its network, nor its noise: here the recurrent weights are half an
+orthogonal matrix, input and readout weights are normal, and several networks are drawn.
 """
 
 from __future__ import annotations
