@@ -1,7 +1,7 @@
 """The paper's tables and figures, each a recipe that can be run."""
 
 from nclbayes.errors import SettingError
-from nclbayes.experiments.figures import feedforward, fisher, nvcl, prior_weight, sequences, toy
+from nclbayes.experiments.figures import feedforward, fisher, kronecker_sums, nvcl, prior_weight, sequences, toy
 from nclbayes.experiments.figures.recipe import SCALES, Recipe, Results, Row, Statement, Workplace, make
 from nclbayes.methods.registry import suggestion
 
@@ -14,6 +14,7 @@ FIGURES: dict[str, Recipe] = {
         sequences.STROKE_MNIST,
         prior_weight.RECIPE,
         fisher.RECIPE,
+        kronecker_sums.RECIPE,
         nvcl.RECIPE,
     )
 }
