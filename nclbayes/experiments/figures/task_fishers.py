@@ -7,23 +7,19 @@ trial does, as in the paper, which divides by the number of trials.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pyro.distributions as dist
 import torch
-from torch import nn
 
 from nclbayes.engines import LaplaceNCL
 from nclbayes.experiments.figures.recipe import Workplace
-from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor
+from nclbayes.experiments.networks import SequenceRegressor
 from nclbayes.experiments.setups import Setup, find_setup
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher, fisher
-from nclbayes.nn import BayesianNetwork, MultiHead, Normal
+from nclbayes.nn import BayesianNetwork, Normal
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.task import to_device
-from nclbayes.tasks.stimulus_response import INPUTS, OUTPUTS, RECURRENT_NOISE
-from nclbayes.tasks.stroke_mnist import RESPONSE_STEPS
 
 _METHOD = "laplace-ncl"
 _FISHER_BATCH = 128
@@ -65,12 +61,7 @@ def stimulus_fishers(settings: Mapping[str, Any], seed: int, place: Workplace) -
     Yields:
         The Fisher of one task after the other.
     """
-    network = {"leak": 0.2, "noise": RECURRENT_NOISE}
-    setup = replace(
-        find_setup("stimulus-response"),
-        network=lambda tasks, scenario: SequenceRegressor(INPUTS, settings["units"], OUTPUTS, **network),
-    )
-    yield from _learnt(setup, settings, seed, place)
+    yield from _learnt(find_setup("stimulus-response"), settings, seed, place)
 
 
 def stroke_fishers(settings: Mapping[str, Any], seed: int, place: Workplace) -> Iterator[KroneckerFisher]:
@@ -84,21 +75,14 @@ def stroke_fishers(settings: Mapping[str, Any], seed: int, place: Workplace) -> 
     Yields:
         The Fisher of one task after the other.
     """
-    units = settings["units"]
-    setup = replace(
-        find_setup("stroke-mnist"),
-        network=lambda tasks, scenario: MultiHead(
-            SequenceFeatures(4, units, last=RESPONSE_STEPS, leak=0.2), [nn.Linear(units, 2) for _ in tasks]
-        ),
-    )
-    yield from _learnt(setup, settings, seed, place)
+    yield from _learnt(find_setup("stroke-mnist"), settings, seed, place)
 
 
 def _learnt(setup: Setup, settings: Mapping[str, Any], seed: int, place: Workplace) -> Iterator[KroneckerFisher]:
     """Learn the tasks one after the other by Laplace-NCL; after each, its Fisher at the new mean."""
     steps, batch_size = settings["steps"], settings["batch_size"]
     tasks = setup.make_tasks("", seed, steps * batch_size if setup.endless else None)[: settings["tasks"]]
-    model = setup.make_model(tasks, "", setup.prior_scale(_METHOD, ""), seed).to(place.device)
+    model = setup.make_model(tasks, "", setup.prior_scale(_METHOD, ""), seed, settings["units"]).to(place.device)
     changed = {"steps": steps, "batch_size": batch_size, "fisher_size": settings["trials"]}
     generator = torch.Generator(device="cpu").manual_seed(seed)
     posterior = OnlinePosterior(
