@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,6 +176,7 @@ class OnlinePosterior:
         if checkpoint is not None:
             update = identity(task.name, task.size, type(engine).__name__, engine.to_dict(), joined.states)
             snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
+        started = time.perf_counter()
         outcome = engine.run(
             Problem(
                 model=task.model(self.model),
@@ -191,7 +193,7 @@ class OnlinePosterior:
                 memory=self._belief.memory,
             )
         )
-        report = self._commit(task, engine, joined.outputs, outcome)
+        report = self._commit(task, engine, joined.outputs, outcome, time.perf_counter() - started)
         if snapshots is not None:
             snapshots.clear()
         return report
@@ -410,14 +412,16 @@ class OnlinePosterior:
             tensors = task.train
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
-    def _commit(self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome) -> UpdateReport:
+    def _commit(
+        self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome, seconds: float
+    ) -> UpdateReport:
         self._belief = self._belief.after(task.name, outputs, outcome)
         return UpdateReport(
             task=task.name,
             engine=type(engine).__name__,
             losses=outcome.history.losses,
             steps=len(outcome.history.losses),
-            seconds=outcome.seconds,
+            seconds=seconds,
             stopped_early=outcome.history.stopped_early,
             log_evidence=outcome.log_evidence,
             kl_of_sums=outcome.kl_of_sums,

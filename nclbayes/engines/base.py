@@ -59,14 +59,12 @@ class Outcome:
     Attributes:
         states: The new Gaussian of each block that the task touched.
         history: The losses.
-        seconds: How long everything took.
         log_evidence: An estimate of the task's log evidence, if there is one.
         memory: What to keep besides the Gaussians.
     """
 
     states: dict[str, State]
     history: History
-    seconds: float
     log_evidence: float | None = None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 

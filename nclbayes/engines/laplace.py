@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -46,14 +45,13 @@ class LaplaceNCL(Engine):
         Returns:
             The Gaussians after it.
         """
-        started = time.perf_counter()
         likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
         stepper = LaplaceStepper(self, likelihood, problem.states, problem.start, problem.task.size)
         history = run_loop(stepper, self, problem)
         fishers, fit = task_fisher(self, problem, stepper.values())
         after, memory = self.absorb(problem, stepper.matrices(), fishers)
         evidence = _log_evidence(fit, problem.states, after)
-        return Outcome(after, history, time.perf_counter() - started, evidence, memory)
+        return Outcome(after, history, evidence, memory)
 
     def absorb(
         self, problem: Problem, theta: Mapping[str, Tensor], fishers: Mapping[str, Fisher]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,11 +68,10 @@ class VariationalNCL(Engine):
         Returns:
             The Gaussians after it.
         """
-        started = time.perf_counter()
         stepper = VariationalStepper(self, problem)
         history = run_loop(stepper, self, problem)
         after = stepper.posterior()
-        return Outcome(after, history, time.perf_counter() - started, log_evidence=None)
+        return Outcome(after, history)
 
 
 class VariationalStepper:

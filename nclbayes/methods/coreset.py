@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from nclbayes.errors import SettingError
-from nclbayes.fisher.sums import under
-from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors, split_examples
+from nclbayes.methods.examples import split_examples
+from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.mixture import TaskMixture
 from nclbayes.posterior import OnlinePosterior, UpdateReport
 from nclbayes.task import Task
 
 
-class CoresetLearner(OnlinePosterior):
+class CoresetLearner(KeepingLearner):
     """A posterior that sets a few examples of each task apart (Nguyen et al. 2018).
 
     The posterior itself learns from all other examples. To predict, a copy of it is updated with all the examples set
     apart so far; that copy is used and thrown away, so that no example is ever counted twice. Any engine will do.
-
-    Attributes:
-        learner_settings: The number of examples set apart of each task, with its default.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -30,24 +24,11 @@ class CoresetLearner(OnlinePosterior):
         >>> model = ncl.BayesianNetwork(torch.nn.Linear(2, 1), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
         >>> learner = CoresetLearner(model, ncl.LaplaceNCL(steps=5), keep=2)
         >>> report = learner.update(ncl.Task((torch.zeros(8, 2), torch.zeros(8, 1)), name="a"))
-        >>> len(learner.coreset[0].train[0]), learner.predict(torch.zeros(3, 2)).mean.shape
+        >>> len(learner.kept[0].train[0]), learner.predict(torch.zeros(3, 2)).mean.shape
         (2, torch.Size([3, 1]))
     """
 
-    learner_settings: ClassVar[Mapping[str, Any]] = {"keep": 200}
     _refined: OnlinePosterior | None = None
-
-    def __init__(self, *args: Any, keep: int = 200, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        if keep < 1:
-            raise SettingError(f"keep must be at least 1, not {keep}.")
-        self.keep = keep
-
-    @property
-    def coreset(self) -> list[Task]:
-        """The examples of each task that were set apart, in order."""
-        memory = self._belief.memory
-        return [examples_from_tensors(under(memory, f"coreset/{k}/")) for k in range(len(self.tasks))]
 
     def update(self, task: Task, **settings: Any) -> UpdateReport:
         """Learn a task but for the examples that are set apart.
@@ -66,8 +47,7 @@ class CoresetLearner(OnlinePosterior):
         )
         kept, rest = split_examples(task, self.keep, chosen)
         report = super().update(rest, **settings)
-        memory = {f"coreset/{k}/{name}": tensor for name, tensor in examples_to_tensors(kept).items()}
-        self._belief = replace(self._belief, memory={**self._belief.memory, **memory})
+        self._remember(k, kept)
         self._refined = None
         return report
 
@@ -97,5 +77,5 @@ class CoresetLearner(OnlinePosterior):
         """
         refined = OnlinePosterior(self.model, self.engine, generator=self.generator.clone_state())
         refined._belief = self._belief
-        refined.update(TaskMixture(self.coreset, name="coreset"), progress=False)
+        refined.update(TaskMixture(self.kept, name="coreset"), progress=False)
         return refined

@@ -66,8 +66,14 @@ def examples_to_tensors(task: Task) -> dict[str, Tensor]:
 
     Returns:
         Its data, and its name and context as bytes.
+
+    Raises:
+        DataError: If the context holds anything but plain values.
     """
-    about = json.dumps({"name": task.name, "context": task.context}).encode()
+    try:
+        about = json.dumps({"name": task.name, "context": task.context}).encode()
+    except TypeError as error:
+        raise DataError(f"The context of task '{task.name}' cannot be kept with its examples: {error}.") from None
     data = {str(i): tensor.cpu().contiguous() for i, tensor in enumerate(task.train)}
     return data | {"about": torch.tensor(list(about), dtype=torch.uint8, device="cpu")}
 

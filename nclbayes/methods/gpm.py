@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,7 +49,6 @@ class GPM(Engine):
         Returns:
             The Gaussians with their means moved, and the new bases in memory.
         """
-        started = time.perf_counter()
         bases = {name: problem.memory.get(f"gpm/{name}") for name in problem.states}
         projections = {
             name: _complement(basis, problem.start[name]) for name, basis in bases.items() if basis is not None
@@ -66,7 +64,7 @@ class GPM(Engine):
             for name, fisher in fishers.items()
             if isinstance(fisher, KroneckerFisher) and fisher.input.ndim == 2
         }
-        return Outcome(after, history, time.perf_counter() - started, memory=memory)
+        return Outcome(after, history, memory=memory)
 
 
 def grow_basis(basis: Tensor | None, inputs: Tensor, threshold: float) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from nclbayes.engines.base import Outcome, Problem
@@ -37,10 +36,9 @@ class KFAC(AdamEngine):
         Returns:
             The Gaussians after it. In memory, the root of Adam's second moment for each block.
         """
-        started = time.perf_counter()
         stepper = AdamStepper(self, problem)
         history = run_loop(stepper, self, problem)
         fishers, _ = task_fisher(self, problem, stepper.values())
         after = add_fishers(problem, stepper.matrices(), fishers, self.kronecker_sum)
         memory = {f"adam/{name}": root for name, root in stepper.preconditioners().items()}
-        return Outcome(after, history, time.perf_counter() - started, memory=memory)
+        return Outcome(after, history, memory=memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -36,13 +35,12 @@ class PlainTraining(Engine):
         Returns:
             The Gaussians with their means moved.
         """
-        started = time.perf_counter()
         stepper = PlainStepper(self.momentum, problem)
         history = run_loop(stepper, self, problem)
         after: dict[str, State] = {
             name: replace(state, loc=stepper.theta[name]) for name, state in problem.states.items()
         }
-        return Outcome(after, history, time.perf_counter() - started)
+        return Outcome(after, history)
 
 
 class PlainStepper:

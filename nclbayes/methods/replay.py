@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
-from nclbayes.errors import SettingError
-from nclbayes.fisher.sums import under
-from nclbayes.methods.examples import draw_examples, examples_from_tensors, examples_to_tensors
+from nclbayes.methods.examples import draw_examples
+from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.mixture import TaskMixture
-from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.posterior import UpdateReport
 from nclbayes.task import Task
 
 
@@ -47,15 +45,11 @@ class ReplayTask(TaskMixture):
             yield (0, *batch)
 
 
-class ReplayLearner(OnlinePosterior):
+class ReplayLearner(KeepingLearner):
     """A posterior that keeps a few examples of each task, and replays them while it learns the next ones.
 
     With plain training it is the paper's replay. With an NCL engine the Gaussian of earlier tasks pulls as well; the
     Fisher of Laplace-NCL is that of the new task alone, the moving average of variational NCL that of what it saw.
-    What is kept is part of the posterior's file.
-
-    Attributes:
-        learner_settings: The number of examples kept of each task, with its default.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -68,20 +62,6 @@ class ReplayLearner(OnlinePosterior):
         >>> [len(task.train[0]) for task in learner.kept]
         [4, 4]
     """
-
-    learner_settings: ClassVar[Mapping[str, Any]] = {"keep": 1000}
-
-    def __init__(self, *args: Any, keep: int = 1000, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        if keep < 1:
-            raise SettingError(f"keep must be at least 1, not {keep}.")
-        self.keep = keep
-
-    @property
-    def kept(self) -> list[Task]:
-        """The kept examples of each task, in order."""
-        memory = self._belief.memory
-        return [examples_from_tensors(under(memory, f"replay/{k}/")) for k in range(len(self.tasks))]
 
     def update(self, task: Task, **settings: Any) -> UpdateReport:
         """Learn a task while replaying earlier ones, and keep some of its examples.
@@ -96,7 +76,5 @@ class ReplayLearner(OnlinePosterior):
         k = len(self.tasks)
         generator = settings.get("generator") or self.generator
         report = super().update(ReplayTask(task, self.kept) if k else task, **settings)
-        kept = examples_to_tensors(draw_examples(task, self.keep, generator))
-        memory = {f"replay/{k}/{name}": tensor for name, tensor in kept.items()}
-        self._belief = replace(self._belief, memory={**self._belief.memory, **memory})
+        self._remember(k, draw_examples(task, self.keep, generator))
         return report

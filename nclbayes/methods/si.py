@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -51,7 +50,6 @@ class SynapticIntelligence(AdamEngine):
         Returns:
             The Gaussians after it.
         """
-        started = time.perf_counter()
         stepper = PathStepper(self, problem)
         history = run_loop(stepper, self, problem)
         after: dict[str, State] = {}
@@ -62,7 +60,7 @@ class SynapticIntelligence(AdamEngine):
             importance = stepper.path[name].clamp(min=0) / (way.square() + self.damping)
             precision = state.precision + 2 * problem.task.size * importance
             after[name] = replace(state, loc=theta, precision=precision)
-        return Outcome(after, history, time.perf_counter() - started)
+        return Outcome(after, history)
 
 
 class PathStepper(AdamStepper):

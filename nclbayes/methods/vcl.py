@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -52,10 +51,9 @@ class VCL(AdamEngine):
         Returns:
             The normals after it.
         """
-        started = time.perf_counter()
         stepper = MeanFieldStepper(self, problem)
         history = run_loop(stepper, self, problem)
-        return Outcome(stepper.posterior(), history, time.perf_counter() - started)
+        return Outcome(stepper.posterior(), history)
 
 
 class MeanFieldStepper:

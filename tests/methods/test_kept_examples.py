@@ -64,7 +64,7 @@ def test_a_coreset_is_counted_once() -> None:
     for task in tasks:
         learner.update(task)
     rest, whole = [], conjugate(tasks, 0.5, 2.0)
-    for kept, task in zip(learner.coreset, tasks, strict=True):
+    for kept, task in zip(learner.kept, tasks, strict=True):
         left = [i for i in range(40) if not (task.train[0][i] == kept.train[0]).all(-1).any()]
         assert len(left) == 30
         rest.append(ncl.Task((task.train[0][left], task.train[1][left]), name="rest"))
