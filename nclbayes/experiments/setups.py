@@ -3,140 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import pyro.distributions as dist
 import torch
 from torch import nn
 
 from nclbayes import tasks as task_sets
-from nclbayes.analysis.evaluation import Metric
 from nclbayes.errors import SettingError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
-from nclbayes.methods.adam import AdamEngine
-from nclbayes.methods.registry import find_method, suggestion
-from nclbayes.nn import BayesianNetwork, Categorical, Likelihood, MultiHead, Normal
+from nclbayes.experiments.setup import Setup
+from nclbayes.methods.registry import suggestion
+from nclbayes.nn import Categorical, MultiHead, Normal
 from nclbayes.task import Task
 from nclbayes.tasks.cifar_features import pretrained
 from nclbayes.tasks.stimulus_response import performance
-
-Scales = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """How a task set is learnt.
-
-    Attributes:
-        name: The task set.
-        summary: One line about it.
-        tasks: Makes the tasks; called with ``seed``, and with ``scenario`` and ``size`` where they are given.
-        network: Makes the network of a list of tasks in a scenario, with so many units in each hidden layer.
-        units: How many those are by default.
-        likelihood: What its output means.
-        scenarios: Those that apply, the default first; empty: there is just one.
-        settings: The settings of every method.
-        adam: What changes for the methods that are optimised by Adam.
-        prior_scales: Of each method, the prior's standard deviation in each scenario ("" where there is just one); the
-            entry "" is for methods that are not named.
-        method_settings: What a method changes in a scenario, by "method" or "method/scenario".
-        inputs: How many inputs the network takes.
-        weight: What each target counts, a function of the inputs.
-        endless: Whether its training data have no end: N is then the number of examples that training sees.
-        metric: What counts as right, if not the most probable class.
-        quick: Settings for a short run: of the tasks ("size") and of the methods.
-    """
-
-    name: str
-    summary: str
-    tasks: Callable[..., list[Task]]
-    network: Callable[[list[Task], str, int], nn.Module]
-    units: int
-    likelihood: Likelihood
-    scenarios: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    adam: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.001})
-    prior_scales: Mapping[str, Scales] = field(default_factory=dict)
-    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    inputs: int = 1
-    weight: Callable[..., torch.Tensor] | None = None
-    endless: bool = False
-    metric: Metric | None = None
-    quick: Mapping[str, Any] = field(default_factory=dict)
-
-    def scenario(self, name: str | None) -> str:
-        """A scenario that applies.
-
-        Args:
-            name: Its name; None: the default.
-
-        Returns:
-            Its name, empty if there is just one.
-
-        Raises:
-            SettingError: If it does not apply.
-        """
-        if name is None:
-            return self.scenarios[0] if self.scenarios else ""
-        if name in self.scenarios or (name == "" and not self.scenarios):
-            return name
-        known = ", ".join(self.scenarios) or "none: there is just one"
-        raise SettingError(
-            f"{self.name} has no scenario '{name}'{suggestion(name, self.scenarios)}; its scenarios are {known}."
-        )
-
-    def prior_scale(self, method: str, scenario: str) -> float:
-        """The prior's standard deviation for a method in a scenario."""
-        scales = self.prior_scales.get(method) or self.prior_scales.get(_base(method)) or self.prior_scales.get("", {})
-        return scales.get(scenario, 1.0)
-
-    def engine_settings(self, method: str, scenario: str) -> dict[str, Any]:
-        """A method's settings in a scenario."""
-        adam = self.adam if issubclass(find_method(method).engine, AdamEngine) else {}
-        changed: dict[str, Any] = {}
-        for name in (_base(method), f"{_base(method)}/{scenario}", method, f"{method}/{scenario}"):
-            changed |= self.method_settings.get(name, {})
-        return {**self.settings, **adam, **changed}
-
-    def make_tasks(self, scenario: str, seed: int, size: int | None) -> list[Task]:
-        """The tasks.
-
-        Args:
-            scenario: The scenario, empty if there is just one.
-            seed: Decides them.
-            size: At most so many training examples a task; None: all.
-
-        Returns:
-            The tasks, in order.
-        """
-        given: dict[str, Any] = {"seed": seed}
-        if scenario:
-            given["scenario"] = scenario
-        if size is not None:
-            given["size"] = size
-        return self.tasks(**given)
-
-    def make_model(
-        self, tasks: list[Task], scenario: str, prior_scale: float, seed: int, units: int | None = None
-    ) -> BayesianNetwork:
-        """The model: a network initialised by the seed, with priors on its weights.
-
-        Args:
-            tasks: The tasks.
-            scenario: The scenario.
-            prior_scale: The prior's standard deviation.
-            seed: Decides the initial weights; the global random state is left as found.
-            units: Units in each hidden layer; None: the set's.
-
-        Returns:
-            The model.
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = self.network(tasks, scenario, self.units if units is None else units)
-        prior = dist.Normal(torch.zeros((), device="cpu"), torch.full((), prior_scale, device="cpu"))
-        return BayesianNetwork(network, self.likelihood, prior, inputs=self.inputs, weight=self.weight)
 
 
 def find_setup(name: str) -> Setup:
@@ -157,11 +37,6 @@ def find_setup(name: str) -> Setup:
             f"There is no task set '{name}'{suggestion(name, SETUPS)}. The sets are {', '.join(SETUPS)}."
         )
     return SETUPS[name]
-
-
-def _base(method: str) -> str:
-    """The method that one with kept examples builds on."""
-    return method.removesuffix("-replay").removesuffix("-coreset")
 
 
 def _perceptron(tasks: list[Task], scenario: str, units: int) -> nn.Module:
