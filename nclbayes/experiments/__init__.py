@@ -2,6 +2,7 @@
 
 from nclbayes.experiments.comparison import compare
 from nclbayes.experiments.runs import RunConfig, run
-from nclbayes.experiments.setups import SETUPS, Setup, find_setup
+from nclbayes.experiments.setup import Setup
+from nclbayes.experiments.setups import SETUPS, find_setup
 
 __all__ = ["SETUPS", "RunConfig", "Setup", "compare", "find_setup", "run"]

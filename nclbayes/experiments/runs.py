@@ -13,7 +13,8 @@ import torch
 from nclbayes.analysis.evaluation import Score, evaluate
 from nclbayes.analysis.record import Record
 from nclbayes.errors import FileError, SettingError
-from nclbayes.experiments.setups import Setup, find_setup
+from nclbayes.experiments.setup import Setup
+from nclbayes.experiments.setups import find_setup
 from nclbayes.methods import JointLearner, find_method
 from nclbayes.nn import BayesianNetwork
 from nclbayes.posterior import OnlinePosterior

@@ -15,7 +15,8 @@ import torch
 from nclbayes.engines import LaplaceNCL
 from nclbayes.experiments.figures.recipe import Workplace
 from nclbayes.experiments.networks import SequenceRegressor
-from nclbayes.experiments.setups import Setup, find_setup
+from nclbayes.experiments.setup import Setup
+from nclbayes.experiments.setups import find_setup
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher, fisher
 from nclbayes.nn import BayesianNetwork, Normal
 from nclbayes.posterior import OnlinePosterior
