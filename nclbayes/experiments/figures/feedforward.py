@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nclbayes.analysis.drawing import PALETTE, own_style
+from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.experiments.comparison import compare
+from nclbayes.experiments.figures.panels import panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import RunConfig
 
@@ -106,39 +107,35 @@ def _statements(rows: Sequence[Row]) -> list[Statement]:
 
 
 def _draw(results: Results) -> Mapping[str, Figure]:
-    """A panel for each set and scenario: a bar for each method, the published mean as a line across it."""
+    """A panel for each set and scenario: a bar for each method, the published mean a line across it."""
     rows = results.tables["accuracy"]
     sets = list(dict.fromkeys(row["set"] for row in rows))
     scenarios = list(dict.fromkeys(row["scenario"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    with own_style():
-        from matplotlib.figure import Figure
-
-        width, height = 5.5 * len(scenarios) + 1, 6.5 * len(sets)
-        figure = Figure(figsize=(width / 2.54, height / 2.54), layout="constrained")
-        axes = figure.subplots(len(sets), len(scenarios), squeeze=False)
+    with panels(len(sets), len(scenarios), 4.8 * len(scenarios) + 2.6, 6.0 * len(sets)) as (figure, axes):
         for i, name in enumerate(sets):
             for j, scenario in enumerate(scenarios):
                 shown = {row["method"]: row for row in rows if (row["set"], row["scenario"]) == (name, scenario)}
                 _panel(axes[i, j], shown, methods)
                 axes[i, j].set_title(f"{name}, {scenario}")
-                if j == 0:
-                    axes[i, j].set_ylabel("accuracy after all tasks (%)")
-        figure.draw_without_rendering()
+                if j > 0:
+                    axes[i, j].set_yticklabels([])
     return {"accuracy": figure}
 
 
 def _panel(axes: Any, shown: Mapping[str, Row], methods: Sequence[str]) -> None:
-    heights = [shown[method]["accuracy"] for method in methods]
+    values = [shown[method]["accuracy"] for method in methods]
+    errors = [shown[method]["standard error"] for method in methods]
     colours = [PALETTE[0] if "ncl" in m else "0.75" if m in ("none", "joint") else PALETTE[4] for m in methods]
-    axes.bar(range(len(methods)), heights, yerr=[shown[m]["standard error"] for m in methods], color=colours, width=0.7)
-    for x, method in enumerate(methods):
+    axes.barh(range(len(methods)), values, xerr=errors, color=colours, height=0.7)
+    for y, method in enumerate(methods):
         if shown[method]["published"] is not None:
-            axes.hlines(shown[method]["published"], x - 0.42, x + 0.42, color="black", linewidth=1.2)
-    lowest = min([*heights, *(shown[m]["published"] or 100.0 for m in methods)])
-    axes.set_ylim(max(0.0, lowest - 0.15 * (100 - lowest) - 2), 101)
-    names = [m.replace(_UNIT, "\n(unit prior)") for m in methods]
-    axes.set_xticks(range(len(methods)), names, rotation=60, ha="right", rotation_mode="anchor")
+            axes.vlines(shown[method]["published"], y - 0.42, y + 0.42, color="black", linewidth=1.2)
+    lowest = min([*values, *(shown[m]["published"] or 100.0 for m in methods)])
+    axes.set_xlim(max(0.0, lowest - 0.15 * (100 - lowest) - 2), 101)
+    axes.set_yticks(range(len(methods)), methods)
+    axes.invert_yaxis()
+    axes.set_xlabel("accuracy after all tasks (%)")
 
 
 _ALL = tuple(PUBLISHED["split-mnist"])

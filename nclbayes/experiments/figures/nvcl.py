@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nclbayes.analysis.drawing import PALETTE, own_style
+from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.evaluation import evaluate
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
 from nclbayes.experiments.comparison import compare, run_folder
+from nclbayes.experiments.figures.panels import loss_axis, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import RunConfig, reopen
 from nclbayes.experiments.setups import find_setup
@@ -97,11 +98,7 @@ def _average(rows: Sequence[Row], predictions: str) -> tuple[float, float]:
 def _draw(results: Results) -> Mapping[str, Figure]:
     rows, curves = results.tables["summary"], results.tables["losses"]
     places = list(dict.fromkeys((row["set"], row["scenario"]) for row in rows))
-    with own_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(5.5 * (len(places) + 1) / 2.54, 6 / 2.54), layout="constrained")
-        axes = figure.subplots(1, len(places) + 1, squeeze=False)[0]
+    with panels(1, len(places) + 1, 5.5 * (len(places) + 1), 6.0) as (figure, (axes,)):
         for panel, place in zip(axes, places, strict=False):
             here = [row for row in rows if (row["set"], row["scenario"]) == place]
             methods = list(dict.fromkeys(row["method"] for row in here))
@@ -117,11 +114,10 @@ def _draw(results: Results) -> Mapping[str, Figure]:
             panel.legend(fontsize=7, ncols=2, loc="upper center")
         axes[0].set_ylabel("accuracy after all tasks (%)")
         _curves(axes[-1], [row for row in curves if row["method"] == ENGINES[1]])
-        figure.draw_without_rendering()
     return {"nvcl": figure}
 
 
-def _curves(axes: object, rows: Sequence[Row]) -> None:
+def _curves(axes: Any, rows: Sequence[Row]) -> None:
     """The loss on each task of the first set, from when it was learnt on, by variational NCL."""
     first = [row for row in rows if row["set"] == rows[0]["set"]]
     for number in sorted({row["number"] for row in first}):
@@ -132,9 +128,10 @@ def _curves(axes: object, rows: Sequence[Row]) -> None:
             values = [row["loss"] for row in here if row["tasks learnt"] == time]
             means.append(sum(values) / len(values))
         label = here[0]["task"].split(" ", 1)[-1]
-        axes.plot(times, means, "o-", markersize=2.5, color=PALETTE[(number - 1) % len(PALETTE)], label=label)  # type: ignore[attr-defined]
-    axes.set(yscale="log", xlabel="tasks learnt", ylabel="loss", title=f"variational NCL, {rows[0]['set']}")  # type: ignore[attr-defined]
-    axes.legend(fontsize=6)  # type: ignore[attr-defined]
+        axes.plot(times, means, "o-", markersize=2.5, color=PALETTE[(number - 1) % len(PALETTE)], label=label)
+    loss_axis(axes, [row["loss"] for row in first])
+    axes.set(xlabel="tasks learnt", ylabel="loss of variational NCL", title=rows[0]["set"])
+    axes.legend(fontsize=6)
 
 
 def _part(name: str, scenario: str | None, methods: Sequence[str], **rest: int) -> dict[str, object]:

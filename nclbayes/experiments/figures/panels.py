@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -65,3 +65,17 @@ def letter(axes: Axes, text: str, left: float = 0.9) -> None:
     axes.annotate(
         text, (0, 1), offset, xycoords="axes fraction", textcoords="offset points", weight="bold", va="bottom"
     )
+
+
+def loss_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Show losses on a logarithmic axis where they differ by much, and tasks as whole numbers.
+
+    Args:
+        axes: The panel.
+        values: The losses that it shows.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    if min(values) > 0 and max(values) > 5 * min(values):
+        axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nclbayes.analysis.drawing import MARKERS, PALETTE, own_style
+from nclbayes.analysis.drawing import MARKERS, PALETTE
 from nclbayes.analysis.evaluation import evaluate
+from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import RunConfig
 from nclbayes.experiments.setups import find_setup
@@ -124,25 +125,23 @@ def _statements(losses: Sequence[Row], similarity: Sequence[Row]) -> list[Statem
 def _draw(results: Results) -> Mapping[str, Figure]:
     losses, similarity = results.tables["losses"], results.tables["preconditioner"]
     weights = sorted({row["lambda"] for row in losses})
-    with own_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(16 / 2.54, 6 / 2.54), layout="constrained")
-        left, right = figure.subplots(1, 2)
+    with panels(1, 2, FULL_WIDTH, 6.0) as (figure, ((left, right),)):
         for i, method in enumerate(METHODS):
             look = {"color": PALETTE[i], "marker": MARKERS[i], "label": method}
             left.plot(weights, [_at(losses, method, w, "loss") for w in weights], **look)
-        left.set(xscale="log", yscale="log", xlabel=r"$\lambda$", ylabel="mean loss after all tasks")
+        loss_axis(left, [_at(losses, method, w, "loss") for method in METHODS for w in weights])
+        left.set(xscale="log", xlabel=r"$\lambda$", ylabel="mean loss after all tasks")
         left.legend(fontsize=7)
         for i, block in enumerate(sorted({row["block"] for row in similarity})):
             rows = [row for row in similarity if row["block"] == block]
             values = [_at(rows, "kfac", w, "kl") for w in weights]
             right.plot(weights, values, color=PALETTE[i], marker=MARKERS[i], label=block)
-        right.set(xscale="log", xlabel=r"$\lambda$", ylabel="scale-free KL a weight, prior to Adam")
+        right.set(xscale="log", xlabel=r"$\lambda$", ylabel="scale-free KL (nats a weight)")
         right.legend(fontsize=7)
-        for letter, panel in zip("AB", (left, right), strict=True):
-            panel.set_title(letter, loc="left", fontweight="bold")
-        figure.draw_without_rendering()
+        left.set_title("performance")
+        right.set_title("prior's diagonal and Adam's preconditioner")
+        for name, panel in zip("AB", (left, right), strict=True):
+            letter(panel, name)
     return {"lambda": figure}
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nclbayes.analysis.drawing import LINES, PALETTE, own_style
+from nclbayes.analysis.drawing import LINES, PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
 from nclbayes.experiments.comparison import compare
+from nclbayes.experiments.figures.panels import letter, loss_axis, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import RunConfig
 
@@ -153,12 +154,8 @@ def _draw(results: Results) -> Mapping[str, Figure]:
     labels = list(dict.fromkeys(row["method"] for row in final))
     shown = [label for label in labels if label in (NCL, WEAK_KFAC)] or labels[:2]
     with_gap = NCL in labels and LAPLACE_DOWM in labels
-    with own_style():
-        from matplotlib.figure import Figure
-
-        panels = 1 + len(shown) + with_gap
-        figure = Figure(figsize=(6.0 * panels / 2.54, 6.5 / 2.54), layout="constrained")
-        axes = figure.subplots(1, panels, squeeze=False)[0]
+    count = 1 + len(shown) + with_gap
+    with panels(1, count, 6.0 * count, 6.0) as (figure, (axes,)):
         _bars(axes[0], final, labels, what)
         for panel, label in zip(axes[1:], shown, strict=False):
             _curves(panel, scores, label)
@@ -167,10 +164,9 @@ def _draw(results: Results) -> Mapping[str, Figure]:
             axes[-1].axhline(0.0, color="0.6", linewidth=0.8)
             axes[-1].plot(list(gaps), list(gaps.values()), "o-", color=PALETTE[1])
             axes[-1].set_xlabel("task number")
-            axes[-1].set_ylabel(f"{what} of Laplace-DOWM - NCL")
-        for letter, panel in zip("ABCDEF", axes, strict=False):
-            panel.set_title(letter, loc="left", fontweight="bold")
-        figure.draw_without_rendering()
+            axes[-1].set_ylabel(f"{what}: Laplace-DOWM - NCL")
+        for name, panel in zip("ABCDEF", axes, strict=False):
+            letter(panel, name)
     return {"comparison": figure}
 
 
@@ -178,9 +174,10 @@ def _bars(axes: Any, final: Sequence[Row], labels: Sequence[str], what: str) -> 
     found = [_average(final, label, what) for label in labels]
     colours = [PALETTE[0] if label == NCL else "0.75" for label in labels]
     places = range(len(labels))
-    axes.bar(places, [mean for mean, _ in found], yerr=[error for _, error in found], color=colours, width=0.7)
-    axes.set_xticks(places, labels, rotation=60, ha="right", rotation_mode="anchor")
-    axes.set_ylabel(f"mean {what} after all tasks")
+    axes.barh(places, [mean for mean, _ in found], xerr=[error for _, error in found], color=colours, height=0.7)
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"mean {what} after all tasks")
 
 
 def _curves(axes: Any, scores: Sequence[Row], label: str) -> None:
@@ -194,9 +191,10 @@ def _curves(axes: Any, scores: Sequence[Row], label: str) -> None:
             means.append(sum(values) / len(values))
         look = {"color": PALETTE[(number - 1) % len(PALETTE)], "linestyle": LINES[((number - 1) // len(PALETTE)) % 4]}
         axes.plot(times, means, marker="o", markersize=2.5, label=rows[0]["task"].split(" ", 1)[-1], **look)
-    axes.set_yscale("log")
+    loss_axis(axes, [row["loss"] for row in scores if row["method"] == label])
     axes.set_xlabel("tasks learnt")
-    axes.set_ylabel(f"loss on each task: {label}")
+    axes.set_ylabel("loss on each task")
+    axes.set_title(label)
     if len({row["number"] for row in scores}) <= 6:
         axes.legend(fontsize=6, ncols=2)
 
