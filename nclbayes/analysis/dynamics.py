@@ -239,11 +239,11 @@ def in_relative_time(trajectories: Tensor, lengths: Tensor, points: int) -> Tens
     times = parts * last  # [examples, points]
     before = times.floor()
     after = torch.minimum(before + 1, last)
-    values = [
+    start, end = (
         trajectories.gather(1, steps.long().unsqueeze(-1).expand(-1, -1, trajectories.shape[-1]))
         for steps in (before, after)
-    ]
-    return torch.lerp(*values, (times - before).unsqueeze(-1))
+    )
+    return torch.lerp(start, end, (times - before).unsqueeze(-1))
 
 
 def _factor_analysis(rows: Tensor, factors: int) -> tuple[Tensor, Tensor]:
@@ -252,7 +252,8 @@ def _factor_analysis(rows: Tensor, factors: int) -> tuple[Tensor, Tensor]:
         from sklearn.decomposition import FactorAnalysis
     except ImportError as error:
         raise SettingError("Factor analysis needs scikit-learn: pip install 'nclbayes[experiments]'") from error
-    model = FactorAnalysis(factors, svd_method="lapack", tol=1e-9, max_iter=20_000).fit(rows.numpy())
+    # Until a step gains less than a millionth of a nat a row; some noise variances approach zero for ever.
+    model = FactorAnalysis(factors, svd_method="lapack", tol=1e-6 * len(rows), max_iter=20_000).fit(rows.numpy())
     return torch.from_numpy(model.components_).to(rows), torch.from_numpy(model.noise_variance_).to(rows)
 
 

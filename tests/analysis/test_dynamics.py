@@ -71,14 +71,14 @@ class TestLatentSpace:
 
         _, _, activity = factor_data()
         rows = activity[:500]
-        direct = FactorAnalysis(2, svd_method="lapack", tol=1e-9, max_iter=20_000).fit(rows.numpy())
+        direct = FactorAnalysis(2, svd_method="lapack", tol=1e-6 * len(rows), max_iter=20_000).fit(rows.numpy())
         space = LatentSpace.fit(rows)
         covariance = space.loadings.mT @ space.loadings + space.noise.diag()
-        torch.testing.assert_close(covariance, torch.from_numpy(direct.get_covariance()), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(covariance, torch.from_numpy(direct.get_covariance()), rtol=1e-6, atol=1e-6)
         expected = torch.from_numpy(direct.transform(rows.numpy()))
         # The same points, turned: their inner products are equal.
         found = space.project(rows)
-        torch.testing.assert_close(found @ found.mT, expected @ expected.mT, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found @ found.mT, expected @ expected.mT, rtol=1e-5, atol=1e-5)
 
     def test_the_projection_is_the_expectation_under_the_joint_normal(self) -> None:
         space = LatentSpace(draw(4), draw(2, 4), draw(4, seed=1).square() + 0.1)
