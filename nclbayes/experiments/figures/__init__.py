@@ -1,7 +1,16 @@
 """The paper's tables and figures, each a recipe that can be run."""
 
 from nclbayes.errors import SettingError
-from nclbayes.experiments.figures import feedforward, fisher, kronecker_sums, nvcl, prior_weight, sequences, toy
+from nclbayes.experiments.figures import (
+    dynamics,
+    feedforward,
+    fisher,
+    kronecker_sums,
+    nvcl,
+    prior_weight,
+    sequences,
+    toy,
+)
 from nclbayes.experiments.figures.recipe import SCALES, Recipe, Results, Row, Statement, Workplace, make
 from nclbayes.methods.registry import suggestion
 
@@ -15,6 +24,7 @@ FIGURES: dict[str, Recipe] = {
         prior_weight.RECIPE,
         fisher.RECIPE,
         kronecker_sums.RECIPE,
+        dynamics.RECIPE,
         nvcl.RECIPE,
     )
 }
