@@ -92,7 +92,7 @@ def run(name: str, found: list[Cell]) -> subprocess.CompletedProcess[str]:
         cwd=FOLDER.parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
