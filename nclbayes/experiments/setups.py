@@ -224,3 +224,4 @@ SETUPS: dict[str, Setup] = {
         ),
     )
 }
+"""Every task set with its network and settings, by name."""

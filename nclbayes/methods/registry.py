@@ -112,6 +112,7 @@ METHODS: dict[str, Method] = {
         Method("variational-ncl-coreset", "variational NCL, refined by kept examples", VariationalNCL, CoresetLearner),
     )
 }
+"""Every method by its name on the command line."""
 
 
 def find_method(name: str) -> Method:
