@@ -68,11 +68,14 @@ _SCENARIOS = ("domain", "task", "class")
 _MNIST = {"steps": 2000, "batch_size": 256, "lr": 0.05, "momentum": 0.9}
 # EWC and SI have no prior of their own: one so wide that it never counts, however large lambda is.
 _NO_PRIOR = {scenario: 1e8 for scenario in ("", *_SCENARIOS)}
+# A prior of scale 1 that counts 1e5 times would freeze every weight after the first task.
+_WEAK_PRIOR = {scenario: 1e3 for scenario in _SCENARIOS}
 _MNIST_SCALES = {
     "laplace-ncl": {"task": 0.2887, "domain": 28.87, "class": 288.7},
     "variational-ncl": {"task": 0.2887, "domain": 1.0, "class": 10.0},
     "ewc": _NO_PRIOR,
     "si": _NO_PRIOR,
+    "kfac": _WEAK_PRIOR,
 }
 # A confident classifier has almost no Fisher left; over many classes a tempered one retains far more.
 _TEMPERED = {"variational-ncl/class": {"kronecker_sum": "additive", "fisher_temperature": 10.0}}
@@ -186,6 +189,7 @@ SETUPS: dict[str, Setup] = {
                 "variational-ncl": {"task": 0.3, "domain": 1.0, "class": 10.0},
                 "ewc": _NO_PRIOR,
                 "si": _NO_PRIOR,
+                "kfac": _WEAK_PRIOR,
             },
             adam={"lr": 0.0001},
             method_settings=_CIFAR_METHODS,
