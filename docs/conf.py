@@ -48,6 +48,9 @@ else:
 nb_execution_mode = "auto"
 nb_execution_timeout = 1200
 nb_execution_raise_on_error = True
+nb_merge_streams = True
+# Progress bars ask for a package that a page without bars does not need.
+os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
 
 
 def copy_tutorials() -> None:

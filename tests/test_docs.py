@@ -63,7 +63,7 @@ def documented() -> Iterator[str]:
     for path in (DOCS / "api").glob("*.md"):
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
-            found = re.match(r"\.\. auto(\w+):: (\S+)$", line)
+            found = re.match(r"\.\. (?:auto|py:)(\w+):: (\S+)$", line)
             if found is None:
                 continue
             yield found[2]
