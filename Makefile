@@ -16,4 +16,4 @@ bench:
 	$(PYTHON) -m tests.benchmarks
 
 docs:
-	$(PYTHON) -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(PYTHON) -m sphinx -W --keep-going $(SPHINXOPTS) -b html docs docs/_build/html
