@@ -147,7 +147,8 @@ def test_names_of_the_code_exist(page: Path) -> None:
 
 
 def test_tests_that_the_pages_name_exist() -> None:
-    named = {found for page in PAGES for found in re.findall(r"`(?:tests/)?([\w/]+\.py)::(\w+)`", page.read_text())}
+    test_id = re.compile(r"`(?:tests/)?([\w/]+\.py)::(?:\w+::)?(\w+)`")
+    named = {found for page in PAGES for found in test_id.findall(page.read_text())}
     assert len(named) > 50
     for file, test in named:
         assert re.search(rf"^ *def {test}\(", (ROOT / "tests" / file).read_text(), flags=re.MULTILINE), (file, test)
