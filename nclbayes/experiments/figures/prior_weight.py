@@ -42,12 +42,12 @@ def diagonal_scale_free_kl(first: Tensor, second: Tensor) -> float:
     Example:
         >>> import torch
         >>> from nclbayes.experiments.figures.prior_weight import diagonal_scale_free_kl
-        >>> diagonal_scale_free_kl(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0]))
+        >>> round(diagonal_scale_free_kl(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])), 9)
         0.0
     """
     a, b = first.double().flatten(), second.double().flatten()
     gap = a.log().sum() - b.log().sum() + len(a) * (b / a).mean().log()
-    return float(gap / 2) + 0.0
+    return max(0.0, float(gap / 2))
 
 
 def _compute(settings: Settings, place: Workplace) -> Results:
@@ -67,7 +67,8 @@ def _run(
     method: str, changed: Mapping[str, Any], weight: float, seed: int, settings: Settings, place: Workplace
 ) -> tuple[list[Row], list[Row]]:
     """One run: the final loss on each task, and how Adam's preconditioner compares with the prior's diagonal."""
-    given = {**changed, "steps": settings["steps"], "kronecker_sum": "kl"}
+    sizes = {"steps": settings["steps"], "fisher_size": settings["fisher_size"]}
+    given = {**changed, **sizes, "kronecker_sum": "kl"}
     config = RunConfig.of("stimulus-response", method, seed=seed, settings=given, units=settings["units"])
     setup = find_setup(config.set)
     tasks = setup.make_tasks(config.scenario, seed, config.size)[: settings["tasks"]]
@@ -149,12 +150,20 @@ RECIPE = Recipe(
     "lambda",
     "the weight of the prior: NCL against KFAC, decoupled and reverse decoupled; Adam's preconditioner",
     {
-        "quick": {"weights": [1.0, 100.0], "seeds": 1, "steps": 4, "units": 10, "tasks": 2},
-        "laptop": {"weights": [1.0, 10.0, 100.0, 1000.0], "seeds": 1, "steps": 1000, "units": 64, "tasks": None},
+        "quick": {"weights": [1.0, 100.0], "seeds": 1, "steps": 2, "fisher_size": 32, "units": 8, "tasks": 2},
+        "laptop": {
+            "weights": [1.0, 10.0, 100.0, 1000.0],
+            "seeds": 1,
+            "steps": 1000,
+            "fisher_size": 2048,
+            "units": 64,
+            "tasks": None,
+        },
         "paper": {
             "weights": [1.0, 10.0, 100.0, 1000.0, 10_000.0],
             "seeds": 5,
             "steps": 31_250,
+            "fisher_size": 2048,
             "units": 256,
             "tasks": None,
         },

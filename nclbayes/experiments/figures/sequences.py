@@ -27,8 +27,8 @@ def run_variants(name: str, settings: Settings, place: Workplace) -> dict[str, l
 
     Args:
         name: The task set.
-        settings: ``variants`` (by label: the method and what changes in its settings), ``seeds``, ``steps``, ``units``,
-            ``tasks`` and ``size``.
+        settings: ``variants`` (by label: the method and what changes in its settings), ``seeds``, ``steps``,
+            ``fisher_size``, ``units``, ``tasks`` and ``size``.
         place: Where and how.
 
     Returns:
@@ -37,8 +37,7 @@ def run_variants(name: str, settings: Settings, place: Workplace) -> dict[str, l
     records = {}
     for label, variant in settings["variants"].items():
         changed = dict(variant.get("settings", {}))
-        if settings["steps"] is not None:
-            changed["steps"] = settings["steps"]
+        changed |= {"steps": settings["steps"], "fisher_size": settings["fisher_size"]}
         configs = [
             RunConfig.of(
                 name,
@@ -208,7 +207,7 @@ _STIMULUS_VARIANTS: dict[str, Any] = {
     "KFAC, lambda = 100": {"method": "kfac", "settings": {"prior_weight": 100.0, **_KL}},
     WEAK_KFAC: {"method": "kfac", "settings": {"prior_weight": 1.0, **_KL}},
 }
-_COMMON = {"tasks": None, "size": None}
+_COMMON = {"tasks": None, "size": None, "fisher_size": 2048}
 
 STIMULUS_RESPONSE = Recipe(
     "stimulus-response",
@@ -218,8 +217,9 @@ STIMULUS_RESPONSE = Recipe(
             **_COMMON,
             "variants": {NCL: _STIMULUS_VARIANTS[NCL], WEAK_KFAC: _STIMULUS_VARIANTS[WEAK_KFAC]},
             "seeds": 1,
-            "steps": 5,
-            "units": 12,
+            "steps": 2,
+            "fisher_size": 32,
+            "units": 8,
             "tasks": 2,
         },
         "laptop": {**_COMMON, "variants": _STIMULUS_VARIANTS, "seeds": 1, "steps": 4000, "units": 64},
@@ -237,6 +237,7 @@ STROKE_MNIST = Recipe(
             "variants": {NCL: {"method": "laplace-ncl"}, LAPLACE_DOWM: _STIMULUS_VARIANTS[LAPLACE_DOWM]},
             "seeds": 1,
             "steps": 5,
+            "fisher_size": 100,
             "units": 12,
             "tasks": 3,
             "size": 200,
