@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from nclbayes.experiments.comparison import compare
 from nclbayes.experiments.figures.panels import letter, loss_axis, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import RunConfig
+from nclbayes.experiments.setups import find_setup
+from nclbayes.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,8 +59,28 @@ def run_variants(name: str, settings: Settings, place: Workplace) -> dict[str, l
     return records
 
 
-def _tables(records: Mapping[str, Sequence[Record]]) -> dict[str, list[Row]]:
-    """Every score of every run, and what is left of each task in the end."""
+def least_losses(tasks: Sequence[Task]) -> list[float]:
+    """The loss on each stimulus-response task of a network that makes no error: what a normal density costs anyway.
+
+    Args:
+        tasks: The tasks, with test data.
+
+    Returns:
+        ``log(2 pi / w) / 2`` for each output that counts w, summed over a trial; the mean over trials.
+    """
+    found = []
+    for task in tasks:
+        total, trials = 0.0, 0
+        for *_, weight, y in task.epoch(1024, test=True):
+            counts = weight.expand_as(y)
+            total += float((2 * math.pi / counts[counts > 0]).log().sum()) / 2
+            trials += len(y)
+        found.append(total / trials)
+    return found
+
+
+def _tables(records: Mapping[str, Sequence[Record]], least: Sequence[Sequence[float]] = ()) -> dict[str, list[Row]]:
+    """Every score of every run, and what is left of each task in the end; losses above the least of that seed."""
     scores: list[Row] = []
     final: list[Row] = []
     for label, runs in records.items():
@@ -65,11 +88,12 @@ def _tables(records: Mapping[str, Sequence[Record]]) -> dict[str, list[Row]]:
             for i, row in enumerate(record.scores):
                 for j in range(i + 1):
                     where = {"method": label, "seed": seed, "task": record.tasks[j], "number": j + 1}
-                    score = {"loss": row[j].loss, "accuracy": row[j].accuracy}
+                    floor = least[seed][j] if least else 0.0
+                    score = {"loss": row[j].loss - floor, "accuracy": row[j].accuracy}
                     scores.append({**where, "tasks learnt": i + 1, **score})
                     if i == len(record.scores) - 1:
                         learnt = record.scores[j][j]
-                        after = {"loss when learnt": learnt.loss, "accuracy when learnt": learnt.accuracy}
+                        after = {"loss when learnt": learnt.loss - floor, "accuracy when learnt": learnt.accuracy}
                         final.append({**where, **score, **after})
     return {"scores": scores, "final": final}
 
@@ -95,7 +119,10 @@ def _average(rows: Sequence[Row], label: str, what: str) -> tuple[float, float]:
 
 
 def _stimulus_response(settings: Settings, place: Workplace) -> Results:
-    tables = _tables(run_variants("stimulus-response", settings, place))
+    records = run_variants("stimulus-response", settings, place)
+    setup = find_setup("stimulus-response")
+    least = [least_losses(setup.make_tasks("", seed, 1)[: settings["tasks"]]) for seed in range(settings["seeds"])]
+    tables = _tables(records, least)
     statements = []
     labels = list(settings["variants"])
     if NCL in labels:

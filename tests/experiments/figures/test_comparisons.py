@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pyro
 import pytest
 import torch
 
@@ -12,8 +13,10 @@ from nclbayes.errors import DataError
 from nclbayes.experiments.figures import FIGURES, Results, Workplace, make
 from nclbayes.experiments.figures.feedforward import PUBLISHED, _statements
 from nclbayes.experiments.figures.prior_weight import diagonal_scale_free_kl
-from nclbayes.experiments.figures.sequences import NCL, WEAK_KFAC, _worst_ratio
+from nclbayes.experiments.figures.sequences import NCL, WEAK_KFAC, _worst_ratio, least_losses
+from nclbayes.experiments.setups import find_setup
 from nclbayes.kronecker.divergence import scale_free_kl
+from nclbayes.nn import Normal
 
 
 def quick(name: str, out: Path) -> Results:
@@ -65,6 +68,18 @@ def test_the_worst_task_decides_whether_tasks_are_retained() -> None:
         for loss in losses
     ]
     assert _worst_ratio([*rows, {**rows[0], "method": WEAK_KFAC, "loss": 9.0}], NCL) == pytest.approx(1.4)
+
+
+def test_the_least_loss_is_that_of_the_targets_themselves() -> None:
+    (task,) = find_setup("stimulus-response").make_tasks("", 0, 1)[:1]
+    losses = []
+    for _, lengths, weight, y in task.epoch(256, test=True):
+        valid = torch.arange(y.shape[1]) < lengths.unsqueeze(-1)
+        with pyro.poutine.trace() as trace:
+            Normal(1.0).observe(y, y, mask=valid.unsqueeze(-1).expand_as(y), weight=weight.expand_as(y))
+        losses.append(-trace.trace.log_prob_sum())
+    total = sum(len(y) for *_, y in task.epoch(256, test=True))
+    assert least_losses([task])[0] == pytest.approx(float(sum(losses)) / total, rel=1e-5)
 
 
 @pytest.mark.slow
