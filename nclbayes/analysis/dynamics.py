@@ -162,7 +162,7 @@ def unit_r_squared(reference: Tensor, activity: Tensor) -> Tensor:
 
 
 def explained_variance(reference: Tensor, activity: Tensor) -> float:
-    """How much of an activity a later one accounts for as it is: 1 - |R - R_0|^2 / |R_0 - mean R_0|^2.
+    """How much of an activity a later one accounts for as it is: ``1 - |R - R_0|^2 / |R_0 - mean R_0|^2``.
 
     Unlike :func:`r_squared` it counts every change, also one of scale or of a unit's mean, and may be negative.
 
