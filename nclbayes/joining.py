@@ -13,6 +13,7 @@ from nclbayes.blocks import Block, KroneckerBlock, find_blocks
 from nclbayes.engines.base import Engine
 from nclbayes.errors import ModelError, SettingError
 from nclbayes.fisher import FisherAccumulator
+from nclbayes.randomness import drawing_from
 from nclbayes.state import DiagonalState, State, Structure, prior_state
 from nclbayes.task import Task, to_device
 from nclbayes.watch import ModelRun, watch
@@ -115,9 +116,12 @@ def look(model: Model, batch: tuple[Any, ...], context: Mapping[str, Any], value
         NCLError: If data and model do not fit.
     """
     check = getattr(model, "check", None)
-    if check is not None:
-        check(*batch, **context)
-    return watch(model, batch, values, context)
+    device = next((item.device for item in batch if isinstance(item, Tensor)), torch.device("cpu"))
+    # To look changes nothing: what the network draws comes from a stream of its own.
+    with drawing_from(torch.Generator().manual_seed(0), device):
+        if check is not None:
+            check(*batch, **context)
+        return watch(model, batch, values, context)
 
 
 def check_fisher(

@@ -159,6 +159,23 @@ class OnlinePosterior:
         """
         engine = self.engine if engine is None else engine
         generator = self.generator if generator is None else generator
+        before = generator.get_state()
+        try:
+            return self._update(task, engine, generator, progress, checkpoint, checkpoint_every, callbacks)
+        except BaseException:
+            generator.set_state(before)
+            raise
+
+    def _update(
+        self,
+        task: Task,
+        engine: Engine,
+        generator: torch.Generator,
+        progress: bool | None,
+        checkpoint: str | os.PathLike[str] | None,
+        checkpoint_every: int,
+        callbacks: Sequence[Callback],
+    ) -> UpdateReport:
         device = self._device(task)
         joined = join(
             self.model,

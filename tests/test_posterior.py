@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, FileError, ModelError, SettingError, UnsupportedUseError, ValuesError
+from nclbayes.methods import PlainTraining
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 from tests.zoo import gains, inputs, labels, normal, rnn
 
@@ -438,3 +440,46 @@ def test_a_newer_format_and_another_model_are_refused(tmp_path: Path, monkeypatc
 def test_a_wrong_engine_is_refused() -> None:
     with pytest.raises(SettingError, match="LaplaceNCL"):
         ncl.OnlinePosterior(classifier(), "laplace")  # type: ignore[arg-type]
+
+
+def dropout_model() -> ncl.BayesianNetwork:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 3))
+    return ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL, PlainTraining])
+def test_a_networks_own_noise_is_decided_by_the_generator(engine: type[ncl.LaplaceNCL], tmp_path: Path) -> None:
+    def stop(progress: Any) -> None:
+        if progress.step == 5:
+            raise KeyboardInterrupt
+
+    task = classification_task()
+    ends = []
+    for seed in (1, 2):
+        posterior = ncl.OnlinePosterior(dropout_model(), engine(steps=8, batch_size=20))
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        if seed == 2:
+            with pytest.raises(KeyboardInterrupt):
+                posterior.update(task, checkpoint=tmp_path / "c", checkpoint_every=3, callbacks=[stop])
+            posterior.update(task, checkpoint=tmp_path / "c", checkpoint_every=3)
+        else:
+            posterior.update(task)
+        assert torch.equal(torch.get_rng_state(), state)
+        ends.append(posterior.mean())
+    for site, value in ends[0].items():
+        assert torch.equal(value, ends[1][site]), site
+
+
+def test_a_failed_update_leaves_the_generator_as_it_was() -> None:
+    def fail(progress: Any) -> None:
+        raise KeyboardInterrupt
+
+    first, second = (ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, batch_size=20)) for _ in range(2))
+    with pytest.raises(KeyboardInterrupt):
+        first.update(classification_task(), callbacks=[fail])
+    for posterior in (first, second):
+        posterior.update(classification_task())
+    for site, value in first.mean().items():
+        assert torch.equal(value, second.mean()[site])

@@ -17,6 +17,7 @@ from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import MatrixError, NonFiniteError
 from nclbayes.fisher.sums import under
+from nclbayes.randomness import drawing_from
 from nclbayes.task import Batches, to_device
 
 if TYPE_CHECKING:
@@ -98,8 +99,11 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     total = settings.num_steps(task.size)
     batches = task.batches(settings.batch_size, generator)
     place = _Place()
+    # What a network draws itself (dropout, process noise) has a stream of its own, so that it changes no other draw.
+    ahead = generator.clone_state()
+    noise = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, (), generator=ahead, device=ahead.device)))
     if checkpoint is not None:
-        place = _resume(checkpoint, stepper, batches, generator)
+        place = _resume(checkpoint, stepper, batches, generator, noise)
     show = sys.stderr.isatty() if problem.progress is None else problem.progress
     started = time.perf_counter()
     with (
@@ -108,14 +112,16 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     ):
         for step in range(place.step + 1, total + 1):
             lr = settings.lr * (1.0 if settings.schedule is None else settings.schedule((step - 1) / total))
-            loss = _guarded_step(stepper, to_device(next(batches), problem.device), lr, task.name, step)
+            batch = to_device(next(batches), problem.device)
+            with drawing_from(noise, problem.device):
+                loss = _guarded_step(stepper, batch, lr, task.name, step)
             place.advance(step, loss)
             bar.set_postfix(loss=f"{place.running:.4g}", refresh=False)
             bar.update()
             for callback in problem.callbacks:
                 callback(Progress(step, total, loss, stepper.values))
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
-                _snapshot(checkpoint, place, stepper, batches, generator)
+                _snapshot(checkpoint, place, stepper, batches, generator, noise)
             if settings.patience is not None and step - place.best_step >= settings.patience:
                 break
     return History(place.losses, time.perf_counter() - started, stopped_early=place.step < total)
@@ -140,14 +146,22 @@ class _Place:
 
 
 def _snapshot(
-    checkpoint: Checkpoint, place: _Place, stepper: Stepper, batches: Batches, generator: torch.Generator
+    checkpoint: Checkpoint,
+    place: _Place,
+    stepper: Stepper,
+    batches: Batches,
+    generator: torch.Generator,
+    noise: torch.Generator,
 ) -> None:
     tensors = {f"stepper.{name}": tensor for name, tensor in stepper.tensors().items()}
     tensors |= {f"batches.{name}": tensor for name, tensor in batches.place().items()}
-    checkpoint.save(tensors | {"generator": generator.get_state()}, {"place": asdict(place)})
+    states = {"generator": generator.get_state(), "noise": noise.get_state()}
+    checkpoint.save(tensors | states, {"place": asdict(place)})
 
 
-def _resume(checkpoint: Checkpoint, stepper: Stepper, batches: Batches, generator: torch.Generator) -> _Place:
+def _resume(
+    checkpoint: Checkpoint, stepper: Stepper, batches: Batches, generator: torch.Generator, noise: torch.Generator
+) -> _Place:
     found = checkpoint.load()
     if found is None:
         return _Place()
@@ -155,6 +169,7 @@ def _resume(checkpoint: Checkpoint, stepper: Stepper, batches: Batches, generato
     stepper.restore(under(tensors, "stepper."))
     batches.seek(under(tensors, "batches."))
     generator.set_state(tensors["generator"])
+    noise.set_state(tensors["noise"])
     return _Place(**settings["place"])
 
 
