@@ -22,7 +22,7 @@ from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
 from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
-from nclbayes.randomness import drawing_from
+from nclbayes.randomness import drawing_from, restored_on_failure
 from nclbayes.state import KroneckerState, State
 from nclbayes.task import Task, to_device
 from nclbayes.watch.run import Model
@@ -159,61 +159,45 @@ class OnlinePosterior:
         """
         engine = self.engine if engine is None else engine
         generator = self.generator if generator is None else generator
-        before = generator.get_state()
-        try:
-            return self._update(task, engine, generator, progress, checkpoint, checkpoint_every, callbacks)
-        except BaseException:
-            generator.set_state(before)
-            raise
-
-    def _update(
-        self,
-        task: Task,
-        engine: Engine,
-        generator: torch.Generator,
-        progress: bool | None,
-        checkpoint: str | os.PathLike[str] | None,
-        checkpoint_every: int,
-        callbacks: Sequence[Callback],
-    ) -> UpdateReport:
-        device = self._device(task)
-        joined = join(
-            self.model,
-            task,
-            engine,
-            known=self._states,
-            trained=self._belief.trained,
-            initial=self._initial_values(),
-            device=device,
-            generator=generator,
-        )
-        if checkpoint_every < 1:
-            raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
-        snapshots = None
-        if checkpoint is not None:
-            update = identity(task.name, task.size, type(engine).__name__, engine.to_dict(), joined.states)
-            snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
-        started = time.perf_counter()
-        outcome = engine.run(
-            Problem(
-                model=task.model(self.model),
-                task=task,
-                states=joined.states,
-                start=joined.start,
+        with restored_on_failure(generator):
+            device = self._device(task)
+            joined = join(
+                self.model,
+                task,
+                engine,
+                known=self._states,
                 trained=self._belief.trained,
-                fixed=joined.fixed,
+                initial=self._initial_values(),
                 device=device,
                 generator=generator,
-                progress=progress,
-                callbacks=tuple(callbacks),
-                checkpoint=snapshots,
-                memory=self._belief.memory,
             )
-        )
-        report = self._commit(task, engine, joined.outputs, outcome, time.perf_counter() - started)
-        if snapshots is not None:
-            snapshots.clear()
-        return report
+            if checkpoint_every < 1:
+                raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
+            snapshots = None
+            if checkpoint is not None:
+                update = identity(task.name, task.size, type(engine).__name__, engine.to_dict(), joined.states)
+                snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
+            started = time.perf_counter()
+            outcome = engine.run(
+                Problem(
+                    model=task.model(self.model),
+                    task=task,
+                    states=joined.states,
+                    start=joined.start,
+                    trained=self._belief.trained,
+                    fixed=joined.fixed,
+                    device=device,
+                    generator=generator,
+                    progress=progress,
+                    callbacks=tuple(callbacks),
+                    checkpoint=snapshots,
+                    memory=self._belief.memory,
+                )
+            )
+            report = self._commit(task, engine, joined.outputs, outcome, time.perf_counter() - started)
+            if snapshots is not None:
+                snapshots.clear()
+            return report
 
     def predict(
         self,

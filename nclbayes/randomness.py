@@ -9,6 +9,24 @@ import torch
 
 
 @contextmanager
+def restored_on_failure(generator: torch.Generator) -> Iterator[None]:
+    """If what is done inside fails, the generator is as if it had never been tried.
+
+    Args:
+        generator: The generator.
+
+    Yields:
+        Nothing.
+    """
+    before = generator.get_state()
+    try:
+        yield
+    except BaseException:
+        generator.set_state(before)
+        raise
+
+
+@contextmanager
 def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
     """Inside, whatever draws from torch's global generators draws a stream that `generator` decides.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,5 +115,5 @@ def tune(
         print(json.dumps({"values": values, "score": tuned.score, "file": str(out / "tuned.json")}))
     elif not quiet:
         shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-        print(f"Best: {shown} ({tuned.score:.4g} on seed {seed})", file=sys.stdout)
+        print(f"Best: {shown} ({tuned.score:.4g} on seed {seed})")
         print(f"Use it with --tuned {out / 'tuned.json'}")

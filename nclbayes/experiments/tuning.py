@@ -64,9 +64,10 @@ class Range:
         try:
             if not (name and equals and colon):
                 raise ValueError
-            return cls(name.strip(), float(low), float(high))
+            ends = float(low), float(high)
         except ValueError:
             raise SettingError(f"A range is given as name=low:high, such as alpha=1e-6:1e-2, not '{text}'.") from None
+        return cls(name.strip(), *ends)
 
     def grid(self) -> list[float]:
         """From low on, each so many times the one before, up to high."""
@@ -218,11 +219,13 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
         The best values.
 
     Raises:
-        SettingError: If Optuna is not installed.
+        SettingError: If Optuna is not installed, or the method has no such setting.
         FileError: If the folder cannot be written or holds another search.
         NonFiniteError: If learning diverged at every value.
     """
     optuna = _optuna()
+    # A setting that the method does not have is an error before anything is written.
+    search.config({r.name: r.low for r in search.ranges})
     try:
         out.mkdir(parents=True, exist_ok=True)
         _claim(out / "search.json", search)
@@ -234,7 +237,9 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
     if jobs > 1:
         _run_in_processes(out, jobs)
     while True:
-        done = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+        # A trial that failed for a reason of its own (a full disk, a kill) does not count.
+        ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+        done = study.get_trials(deepcopy=False, states=ended)
         if len(done) >= search.count:
             break
         study.optimize(lambda trial: _try(optuna, trial, search, say), n_trials=1)

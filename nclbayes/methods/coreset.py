@@ -40,14 +40,12 @@ class CoresetLearner(KeepingLearner):
         Returns:
             What the update did.
         """
-        k = len(self.tasks)
+        generator = settings.get("generator") or self.generator
         # The same examples when an interrupted update goes on.
-        chosen = (
-            self.generator.clone_state() if settings.get("generator") is None else settings["generator"].clone_state()
-        )
-        kept, rest = split_examples(task, self.keep, chosen)
+        kept, rest = split_examples(task, self.keep, generator.clone_state())
+        memory = self._as_memory(kept)
         report = super().update(rest, **settings)
-        self._remember(k, kept)
+        self._remember(memory)
         self._refined = None
         return report
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from nclbayes.errors import SettingError
 from nclbayes.fisher.sums import under
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
@@ -38,7 +40,11 @@ class KeepingLearner(OnlinePosterior):
         """The kept examples of each task, in order."""
         return [examples_from_tensors(under(self.memory, f"kept/{k}/")) for k in range(len(self.tasks))]
 
-    def _remember(self, k: int, examples: Task) -> None:
-        """Keep examples of task k."""
-        kept = {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
-        self._belief = replace(self._belief, memory={**self._belief.memory, **kept})
+    def _as_memory(self, examples: Task) -> dict[str, Tensor]:
+        """Examples of the next task as tensors to keep; made before the update, as they may be refused."""
+        k = len(self.tasks)
+        return {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
+
+    def _remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Keep what :meth:`_as_memory` made."""
+        self._belief = replace(self._belief, memory={**self._belief.memory, **memory})

@@ -18,7 +18,7 @@ from nclbayes.state import State
 class PlainTraining(Engine):
     """Stochastic gradient descent with momentum on the current task's mean loss; nothing is done against forgetting.
 
-    The precision of the posterior is left as it was, and so is the pull of its mean.
+    The precision of the posterior is left as it was, and nothing pulls towards its mean.
 
     Example:
         >>> from nclbayes.methods import PlainTraining

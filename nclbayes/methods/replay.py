@@ -73,8 +73,9 @@ class ReplayLearner(KeepingLearner):
         Returns:
             What the update did.
         """
-        k = len(self.tasks)
         generator = settings.get("generator") or self.generator
-        report = super().update(ReplayTask(task, self.kept) if k else task, **settings)
-        self._remember(k, draw_examples(task, self.keep, generator))
+        # The same examples when an interrupted update goes on.
+        memory = self._as_memory(draw_examples(task, self.keep, generator.clone_state()))
+        report = super().update(ReplayTask(task, self.kept) if self.tasks else task, **settings)
+        self._remember(memory)
         return report

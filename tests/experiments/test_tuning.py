@@ -84,6 +84,29 @@ def test_an_interrupted_search_goes_on(tried: list[float], tmp_path: Path, monke
     assert Tuned.load(tmp_path).score == pytest.approx(1.0)
 
 
+def test_a_trial_that_failed_does_not_count(
+    tried: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-3, 0.1),))
+    counted = tuning.run
+
+    def failing(config: RunConfig, **rest: Any) -> Record:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(tuning, "run", failing)
+    with pytest.raises(OSError, match="no space left"):
+        tune(search, tmp_path)
+    monkeypatch.setattr(tuning, "run", counted)
+    tune(search, tmp_path)
+    assert len(tried) == 3
+
+
+def test_a_setting_that_the_method_does_not_have_is_refused_at_once(tried: list[float], tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="has no setting 'alpa'"):
+        tune(Search(RunConfig.of("split-digits", "owm"), (Range("alpa", 1e-3, 0.1),)), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_search_that_only_diverges_says_so(tried: list[float], tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="diverged at every value"):
         tune(Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1.0, 1.0),)), tmp_path)

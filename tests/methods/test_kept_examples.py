@@ -80,6 +80,16 @@ def test_a_coreset_is_counted_once() -> None:
     assert not torch.allclose(learner.predict(x).mean, ncl.OnlinePosterior.predict(learner, x).mean, atol=1e-6)
 
 
+@pytest.mark.parametrize("learner", [ReplayLearner, CoresetLearner])
+def test_examples_that_cannot_be_kept_are_refused_before_the_update(learner: type[ReplayLearner]) -> None:
+    (task,) = head_tasks()[:1]
+    odd = ncl.Task(task.train, name="odd", context={"head": torch.tensor(0)})
+    posterior = learner(heads(), PlainTraining(steps=2), keep=5)
+    with pytest.raises(DataError, match="context of task 'odd' cannot be kept"):
+        posterior.update(odd)
+    assert posterior.tasks == ()
+
+
 def test_tasks_that_cannot_be_split_are_refused() -> None:
     task = classification_task(examples=20)
     generator = torch.Generator().manual_seed(0)

@@ -78,7 +78,7 @@ def _cell(name: str, scenario: str, label: str, settings: Settings, place: Workp
     error = 0.0 if math.isnan(error) else error
     published = PUBLISHED.get(name, {}).get(label)
     expected, expected_error = published[SCENARIOS.index(scenario)] if published else (math.nan, math.nan)
-    place.say(f"{name}, {scenario}, {label}: {mean:.2f} % (published {expected:.2f})")
+    place.say(f"{name}, {scenario}, {label}: {mean:.2f} %" + (f" (published {expected:.2f})" if published else ""))
     return {
         "set": name,
         "scenario": scenario,
