@@ -68,7 +68,7 @@ class EngineSettings:
                 raise SettingError(f"{name} is {getattr(self, name)!r}; choose one of {allowed}.") from None
 
     @property
-    def damping(self) -> float:
+    def preconditioner_damping(self) -> float:
         """What is added to the mean precision before it is inverted, as the root."""
         return self.alpha
 

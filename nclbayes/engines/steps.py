@@ -36,7 +36,7 @@ class BlockSteps:
         self._pull = settings.prior_weight * tau / size
         self._momentum = torch.zeros_like(self.theta)
         dtype = state.loc.dtype
-        damped = _damped_inverse(state, size * settings.damping**2)
+        damped = _damped_inverse(state, size * settings.preconditioner_damping**2)
         self._left: Tensor | None = None
         # Where damping matters, the pull is preconditioned too: P Lambda in place of the identity.
         self._pulls: tuple[Tensor | None, Tensor] | None = None

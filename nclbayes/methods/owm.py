@@ -66,7 +66,7 @@ class OWM(LaplaceNCL):
             raise SettingError(f"{type(self).__name__} has no pull of the prior: leave prior_weight at 0.")
 
     @property
-    def damping(self) -> float:
+    def preconditioner_damping(self) -> float:
         """Nothing: alpha is part of the projection."""
         return 0.0
 
