@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class GramSum:
         # What each row counts in the plain sum of rows.
         self._parts = torch.zeros(_ROWS, dtype=dtype, device=device)
         self._partial = torch.zeros(*shape, k, dtype=dtype, device=device)
+        self._full_panels = list(_panels(self._partial, self._rows))
         self._total: Tensor | None = None
         self._row_sum = torch.zeros(shape, dtype=torch.float64, device=device)
         self._held = 0
@@ -133,9 +134,9 @@ class GramSum:
         if self._held == 0:
             return
         rows, parts = self._rows[..., : self._held, :], self._parts[: self._held]
-        for i in range(0, rows.shape[-1], _PANEL):
-            panel, left = self._partial[..., i : i + _PANEL, i:], rows[..., i : i + _PANEL].mT
-            panel.addmm_(left, rows[..., i:]) if rows.ndim == 2 else panel.baddbmm_(left, rows[..., i:])
+        panels = self._full_panels if self._held == _ROWS else _panels(self._partial, rows)
+        for panel, left, right in panels:
+            panel.addmm_(left, right) if rows.ndim == 2 else panel.baddbmm_(left, right)
         self._row_sum += rows.mT @ parts
         self._parts.zero_()
         self._finite = self._finite and math.isfinite(float(self._partial.diagonal(dim1=-2, dim2=-1).sum()))
@@ -154,3 +155,9 @@ class GramSum:
         self._partial.zero_()
         self._summed = 0
         return self._total
+
+
+def _panels(total: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Views of a sum's upper triangle in panels, with the two matrices whose product adds to each."""
+    for i in range(0, rows.shape[-1], _PANEL):
+        yield total[..., i : i + _PANEL, i:], rows[..., i : i + _PANEL].mT, rows[..., i:]
