@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock, find_blocks
 from nclbayes.engines.base import Engine
+from nclbayes.engines.gradients import rows_of_blocks
 from nclbayes.errors import ModelError, SettingError
 from nclbayes.fisher import FisherAccumulator
 from nclbayes.randomness import drawing_from
@@ -27,12 +28,14 @@ class Joined:
     Attributes:
         states: The Gaussian of each block that the task touches; a new block has its prior.
         start: Where each of them starts, as a matrix.
+        rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         fixed: The values of the other sites that the model meets.
         outputs: The observed sites.
     """
 
     states: dict[str, State]
     start: dict[str, Tensor]
+    rows: dict[str, float]
     fixed: dict[str, Tensor]
     outputs: tuple[str, ...]
 
@@ -71,10 +74,13 @@ def join(
         mean |= state.block.unpack(state.loc)
     states: dict[str, State] = {}
     values: dict[str, Tensor] = {}
+    rows: dict[str, float] = {}
     outputs: tuple[str, ...] = ()
     for part in task.parts:
         run = look(model, few_examples(part, device), part.context, mean)
         states |= touched_states(run, known, engine.structure)
+        counts = rows_of_blocks(run, (state.block for state in states.values()))
+        rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
         outputs = tuple(run.observed)
     start = starting_points(states, trained, initial, generator)
@@ -84,7 +90,7 @@ def join(
     for part in task.parts:
         check_fisher(model, few_examples(part, device), part.context, values | learnt, engine)
     fixed = {name: value for name, value in values.items() if name not in learnt}
-    return Joined(states, start, fixed, outputs)
+    return Joined(states, start, rows, fixed, outputs)
 
 
 def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:

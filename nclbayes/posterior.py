@@ -184,6 +184,7 @@ class OnlinePosterior:
                     task=task,
                     states=joined.states,
                     start=joined.start,
+                    rows=joined.rows,
                     trained=self._belief.trained,
                     fixed=joined.fixed,
                     device=device,

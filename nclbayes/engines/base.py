@@ -28,6 +28,7 @@ class Problem:
         task: The data.
         states: The Gaussian of each block that the task touches.
         start: Where each of them starts, as a matrix.
+        rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         trained: Which of these blocks an earlier task has touched.
         fixed: The values of the other sites that the model meets.
         device: Where to work.
@@ -42,6 +43,7 @@ class Problem:
     task: Task
     states: dict[str, State]
     start: dict[str, Tensor]
+    rows: dict[str, float]
     trained: frozenset[str]
     fixed: dict[str, Tensor]
     device: torch.device

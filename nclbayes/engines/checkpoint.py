@@ -15,6 +15,9 @@ from nclbayes.errors import FileError
 from nclbayes.state import State, state_tensors
 from nclbayes.storage import read_file, write_file
 
+# To be raised whenever snapshots hold other things, or go on in another way, than before.
+_LAYOUT = 2
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -53,8 +56,8 @@ class Checkpoint:
         tensors, settings = read_file(self.path, "checkpoint")
         if settings["identity"] != self.identity:
             raise FileError(
-                f"'{self.path}' is a checkpoint of another update: another task, other settings, or another posterior. "
-                "Delete it to start anew, or pass another path."
+                f"'{self.path}' is a checkpoint of another update: another task, other settings, another posterior, or "
+                "another version of nclbayes. Delete it to start anew, or pass another path."
             )
         return tensors, settings
 
@@ -81,4 +84,4 @@ def identity(task: str, size: int, engine: str, settings: Mapping[str, Any], sta
         for part, tensor in sorted(state_tensors(states[name]).items()):
             checksum = zlib.crc32(f"{name}/{part}".encode(), checksum)
             checksum = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), checksum)
-    return json.dumps([task, size, engine, settings, checksum], sort_keys=True)
+    return json.dumps([_LAYOUT, task, size, engine, settings, checksum], sort_keys=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
-from nclbayes.engines.likelihood import LogLikelihood
+from nclbayes.engines.gradients import BlockLikelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.fisher.sums import under
@@ -45,8 +45,7 @@ class LaplaceNCL(Engine):
         Returns:
             The Gaussians after it.
         """
-        likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
-        stepper = LaplaceStepper(self, likelihood, problem.states, problem.start, problem.task.size)
+        stepper = LaplaceStepper(self, problem)
         history = run_loop(stepper, self, problem)
         fishers, fit = task_fisher(self, problem, stepper.values())
         after, memory = self.absorb(problem, stepper.matrices(), fishers)
@@ -74,23 +73,14 @@ class LaplaceStepper:
 
     Args:
         settings: The engine's settings.
-        likelihood: The task's log likelihood, with its gradient.
-        states: The blocks' Gaussians before the task.
-        start: Where to start, a matrix for each block.
-        size: N.
+        problem: The task, and the Gaussians before it.
     """
 
-    def __init__(
-        self,
-        settings: LaplaceNCL,
-        likelihood: LogLikelihood,
-        states: dict[str, State],
-        start: dict[str, Tensor],
-        size: int,
-    ) -> None:
-        self._likelihood = likelihood
+    def __init__(self, settings: LaplaceNCL, problem: Problem) -> None:
         self._settings = settings
-        self._blocks = [BlockSteps(settings, state, start[name], size) for name, state in states.items()]
+        self._likelihood = BlockLikelihood(problem, settings.batch_size)
+        size = problem.task.size
+        self._blocks = [BlockSteps(settings, s, problem.start[name], size) for name, s in problem.states.items()]
         # Views of the blocks' matrices: a step in place moves the weights.
         self._leaves = {}
         for steps in self._blocks:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nclbayes.engines.gradients import Gradient, RowGradient
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.kronecker import kronecker_sum
 from nclbayes.state import DiagonalState, State
@@ -65,26 +66,21 @@ class BlockSteps:
         self.theta.copy_(tensors["theta"])
         self._momentum.copy_(tensors["momentum"])
 
-    def direction(self, gradient: Mapping[str, Tensor], examples: int) -> Tensor:
+    def direction(self, gradient: Gradient, examples: int) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).
 
         With damping, P = (Lambda + N alpha^2 I)^-1 takes the place of Lambda^-1, and P Lambda (theta - mu) that of
         theta - mu.
 
         Args:
-            gradient: The gradient of a batch's log likelihood, by site.
+            gradient: The gradient g of a batch's log likelihood.
             examples: B.
 
         Returns:
             M itself, not a copy; a step is ``theta - lr M``.
         """
-        g, m = self.state.block.pack(gradient), self._momentum
-        if self._left is None:
-            m.mul_(self._rho).addcmul_(g, self._right, value=-1 / examples)
-        elif g.ndim == 2:
-            torch.addmm(m, self._left @ g, self._right, beta=self._rho, alpha=-1 / examples, out=m)
-        else:
-            torch.baddbmm(m, self._left @ g, self._right, beta=self._rho, alpha=-1 / examples, out=m)
+        m = self._momentum
+        self._add_preconditioned(gradient, -1 / examples)
         if self._pull == 0:
             return m
         if self._pulls is None:
@@ -92,20 +88,35 @@ class BlockSteps:
         (left, right), delta = self._pulls, self.theta - self.state.loc
         return m.add_(delta * right if left is None else left @ delta @ right, alpha=self._pull)
 
+    def _add_preconditioned(self, g: Gradient, factor: float) -> None:
+        """M <- rho M + factor tau G^-1 g A^-1."""
+        m, left, right = self._momentum, self._left, self._right
+        if isinstance(g, RowGradient):
+            m.mul_(self._rho)
+            if left is not None:
+                for first, second in g.between(left, right):
+                    m.addmm_(first, second, alpha=factor)
+        elif left is None:
+            m.mul_(self._rho).addcmul_(g, right, value=factor)
+        elif g.ndim == 2:
+            torch.addmm(m, left @ g, right, beta=self._rho, alpha=factor, out=m)
+        else:
+            torch.baddbmm(m, left @ g, right, beta=self._rho, alpha=factor, out=m)
+
 
 def take_step(
-    blocks: list[BlockSteps], gradient: Mapping[str, Tensor], examples: int, lr: float, settings: EngineSettings
+    blocks: list[BlockSteps], gradient: Mapping[str, Gradient], examples: int, lr: float, settings: EngineSettings
 ) -> None:
     """Theta <- theta - lr M in every block, scaled back to the trust radius if there is one.
 
     Args:
         blocks: The blocks.
-        gradient: The gradient of a batch's log likelihood, by site.
+        gradient: The gradient of a batch's log likelihood, by block.
         examples: B.
         lr: The learning rate.
         settings: The engine's settings.
     """
-    directions = [steps.direction(gradient, examples) for steps in blocks]
+    directions = [steps.direction(gradient[steps.state.block.name], examples) for steps in blocks]
     if settings.trust_radius is not None:
         length = sum(steps.state.quadratic(lr * m) for steps, m in zip(blocks, directions, strict=True)) / 2
         lr *= min(1.0, settings.trust_radius / math.sqrt(length)) if length > 0 else 1.0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
+from nclbayes.engines.gradients import Gradient, block_gradients
 from nclbayes.engines.likelihood import log_likelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
@@ -111,15 +112,13 @@ class VariationalStepper:
         Returns:
             The mean negative log likelihood at the samples.
         """
-        total: dict[str, Tensor] = {}
-        examples, fit = 1, 0.0
-        for _ in range(self._settings.particles):
-            value, gradient, examples = self._particle(batch)
-            fit += value / self._settings.particles
-            for site, g in gradient.items():
-                total[site] = total[site].add_(g) if site in total else g
-        mean = {site: g / self._settings.particles for site, g in total.items()}
-        take_step(self._blocks, mean, examples, lr, self._settings)
+        particles = self._settings.particles
+        total, fit, examples = self._particle(batch)
+        for _ in range(particles - 1):
+            gradient, value, _ = self._particle(batch)
+            total = {name: total[name] + g for name, g in gradient.items()}  # type: ignore[operator]
+            fit += value
+        take_step(self._blocks, total, examples * particles, lr, self._settings)
         self._weight /= 1 - self._settings.beta
         if self._weight > _LARGEST_WEIGHT:
             self._fisher.scale(1 / self._weight)
@@ -128,7 +127,7 @@ class VariationalStepper:
         # Often at first, when the average changes fast.
         if self._taken % self._settings.refresh_every == 0 or self._taken in (1, 2, 4, 8, 16, 32):
             self._refresh()
-        return -fit / examples
+        return -fit / (examples * particles)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that changes with the steps, the Gaussian that samples come from included."""
@@ -175,8 +174,8 @@ class VariationalStepper:
             found |= steps.state.block.unpack(steps.theta)
         return found
 
-    def _particle(self, batch: tuple[object, ...]) -> tuple[float, dict[str, Tensor], int]:
-        """One sample: its log likelihood and gradient, and its Fisher into the average; one forward pass for both."""
+    def _particle(self, batch: tuple[object, ...]) -> tuple[dict[str, Gradient], float, int]:
+        """One sample: its gradient and log likelihood, and its Fisher into the average; one forward pass for both."""
         problem = self._problem
         values: dict[str, Tensor] = dict(problem.fixed)
         for steps in self._blocks:
@@ -186,14 +185,9 @@ class VariationalStepper:
             run = watch(problem.model, batch, values, problem.task.context)
         self._fisher.values = values
         fit = log_likelihood(run.observed)
-        sites = [site for steps in self._blocks for site in steps.state.block.sites]
-        leaves = [run.latents[site].value for site in sites]
-        grads = torch.autograd.grad(fit, leaves, retain_graph=True, allow_unused=True)
+        gradient = block_gradients(fit, run, problem.states, retain_graph=True)
         self._fisher.add(run, batch, self._weight)
-        gradient = {
-            site: torch.zeros_like(leaf) if g is None else g for site, leaf, g in zip(sites, leaves, grads, strict=True)
-        }
-        return float(fit.detach()), gradient, run.examples
+        return gradient, float(fit.detach()), run.examples
 
     def _average(self) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The moving average of Fishers with its weight, w_i Fbar, w_i = 1 - (1 - beta)^i."""

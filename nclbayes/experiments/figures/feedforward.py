@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ def _cell(name: str, scenario: str, label: str, settings: Settings, place: Workp
         )
         for seed in range(settings["seeds"])
     ]
-    folder = place.out / "runs" / name / scenario / label.replace(" ", "-").strip("()")
+    folder = place.out / "runs" / name / scenario / re.sub(r"\W+", "-", label).strip("-")
     (records,) = compare(configs, folder, jobs=place.jobs, progress=place.progress, say=place.say).values()
     found = [100 * record.average_accuracy for record in records]
     mean, error, _ = mean_and_error(found)
