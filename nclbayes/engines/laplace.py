@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
-from nclbayes.engines.gradients import BlockLikelihood
+from nclbayes.engines.likelihood import BlockLikelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.fisher.sums import under
@@ -78,9 +78,9 @@ class LaplaceStepper:
 
     def __init__(self, settings: LaplaceNCL, problem: Problem) -> None:
         self._settings = settings
-        self._likelihood = BlockLikelihood(problem, settings.batch_size)
         size = problem.task.size
         self._blocks = [BlockSteps(settings, s, problem.start[name], size) for name, s in problem.states.items()]
+        self._likelihood = BlockLikelihood(problem, self._blocks, settings.batch_size)
         # Views of the blocks' matrices: a step in place moves the weights.
         self._leaves = {}
         for steps in self._blocks:
@@ -103,7 +103,7 @@ class LaplaceStepper:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that changes with the steps."""
-        return {f"{s.state.block.name}.{part}": t for s in self._blocks for part, t in s.tensors().items()}
+        return {f"{s.name}.{part}": t for s in self._blocks for part, t in s.tensors().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -112,11 +112,11 @@ class LaplaceStepper:
             tensors: Its result.
         """
         for steps in self._blocks:
-            steps.restore(under(tensors, f"{steps.state.block.name}."))
+            steps.restore(under(tensors, f"{steps.name}."))
 
     def matrices(self) -> dict[str, Tensor]:
         """The present theta of each block."""
-        return {steps.state.block.name: steps.theta for steps in self._blocks}
+        return {steps.name: steps.theta for steps in self._blocks}
 
     def values(self) -> dict[str, Tensor]:
         """The present weights, by site."""

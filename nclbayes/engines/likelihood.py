@@ -8,8 +8,13 @@ from typing import Any
 import torch
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
-from nclbayes.watch import Observed, SiteRecorder
+from nclbayes.blocks import Block
+from nclbayes.engines.base import Problem
+from nclbayes.engines.gradients import Gradient, RowGradient, rows_of_blocks, uses_by_weight
+from nclbayes.engines.steps import BlockSteps
+from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
 from nclbayes.watch.run import Model, batch_size
 
 
@@ -59,8 +64,82 @@ class LogLikelihood:
             value = log_likelihood(recorder.observed)
         sites = list(leaves)
         grads = torch.autograd.grad(value, [leaves[site] for site in sites], allow_unused=True)
-        gradient = {
-            site: torch.zeros_like(leaves[site]) if grad is None else grad
-            for site, grad in zip(sites, grads, strict=True)
-        }
+        gradient = {site: _or_zero(grad, leaves[site]) for site, grad in zip(sites, grads, strict=True)}
         return float(value.detach()), gradient, batch_size(batch)
+
+
+class BlockLikelihood:
+    """A task's log likelihood as a function of batch and weights, its gradient by block.
+
+    The model is watched only if some block's gradient is better left as rows.
+
+    Args:
+        problem: The task.
+        blocks: Whose steps the gradient is for.
+        batch_size: How many examples a batch will have.
+    """
+
+    def __init__(self, problem: Problem, blocks: list[BlockSteps], batch_size: int) -> None:
+        self._problem = problem
+        self._blocks = blocks
+        self._plain = LogLikelihood(problem.model, problem.task.context, problem.fixed)
+        batch, rows = min(batch_size, problem.task.size), problem.rows
+        self._watched = any(s.name in rows and s.prefers_rows(batch * rows[s.name]) for s in blocks)
+
+    def __call__(self, batch: tuple[Any, ...], leaves: Mapping[str, Tensor]) -> tuple[float, dict[str, Gradient], int]:
+        """Value and gradient on a batch.
+
+        Args:
+            batch: The batch.
+            leaves: The weights by site, each a leaf that requires grad.
+
+        Returns:
+            The summed log likelihood, its gradient by block, and the number of examples.
+        """
+        if not self._watched:
+            fit, by_site, examples = self._plain(batch, leaves)
+            return fit, {steps.name: steps.state.block.pack(by_site) for steps in self._blocks}, examples
+        problem = self._problem
+        run = watch(problem.model, batch, {**problem.fixed, **leaves}, problem.task.context)
+        value = log_likelihood(run.observed)
+        return float(value.detach()), block_gradients(value, run, self._blocks), run.examples
+
+
+def block_gradients(
+    value: Tensor, run: ModelRun, blocks: list[BlockSteps], retain_graph: bool = False
+) -> dict[str, Gradient]:
+    """The gradient of a watched run's log likelihood, in the form that is cheaper to precondition.
+
+    Args:
+        value: The log likelihood.
+        run: The run.
+        blocks: Whose steps the gradient is for.
+        retain_graph: Whether the run will be differentiated again.
+
+    Returns:
+        For each block its rows where it prefers them, else a matrix; no rows where the run does not meet the block.
+    """
+    uses, counts = uses_by_weight(run), rows_of_blocks(run, (steps.state.block for steps in blocks))
+    met = [steps.state.block for steps in blocks if all(site in run.latents for site in steps.state.block.sites)]
+    by_rows = [s.state.block for s in blocks if s.name in counts and s.prefers_rows(counts[s.name])]
+    whole = [block for block in met if block not in by_rows]
+    leaves = {site: run.latents[site].value for block in whole for site in block.sites}
+    edges = [use.edge for block in by_rows for use in uses[block.sites[0]]]
+    edges += map(get_gradient_edge, leaves.values())
+    grads = iter(torch.autograd.grad(value, edges, retain_graph=retain_graph, allow_unused=True))
+    found: dict[str, Gradient] = {steps.name: RowGradient() for steps in blocks}
+    for block in by_rows:
+        found[block.name] = sum((_rows(use, next(grads), block) for use in uses[block.sites[0]]), RowGradient())
+    by_site = {site: _or_zero(next(grads), leaf) for site, leaf in leaves.items()}
+    return found | {block.name: block.pack(by_site) for block in whole}
+
+
+def _rows(use: LinearUse, grad: Tensor | None, block: Block) -> RowGradient:
+    if grad is None:
+        return RowGradient()
+    (inputs,) = use.input_rows()
+    return RowGradient(((inputs, use.gradient_rows(grad), use.bias is not None and use.bias in block.sites),))
+
+
+def _or_zero(grad: Tensor | None, leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if grad is None else grad

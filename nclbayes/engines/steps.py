@@ -13,6 +13,9 @@ from nclbayes.engines.settings import EngineSettings
 from nclbayes.kronecker import kronecker_sum
 from nclbayes.state import DiagonalState, State
 
+# Rows must save so many multiplications of a step to be worth the watching that finds them.
+_WORTH = 2e7
+
 
 class BlockSteps:
     """Iterate, momentum and preconditioner of one block on one task.
@@ -51,7 +54,16 @@ class BlockSteps:
             if damped is not None:
                 right, left = damped
                 self._pulls = (left @ p.output).to(dtype), (p.input @ right).to(dtype)
-            self._left, self._right = _clean(left).to(dtype), _clean(tau * right).to(dtype)
+            if _is_diagonal(left) and _is_diagonal(right):
+                # As before the first task: what the two products do is one product elementwise.
+                self._right = (tau * _diagonal(left).unsqueeze(-1) * _diagonal(right).unsqueeze(-2)).to(dtype)
+            else:
+                self._left, self._right = _clean(left).to(dtype), _clean(tau * right).to(dtype)
+
+    @property
+    def name(self) -> str:
+        """The block's name."""
+        return self.state.block.name
 
     def tensors(self) -> dict[str, Tensor]:
         """Iterate and momentum."""
@@ -65,6 +77,20 @@ class BlockSteps:
         """
         self.theta.copy_(tensors["theta"])
         self._momentum.copy_(tensors["momentum"])
+
+    def prefers_rows(self, rows: float) -> bool:
+        """Whether a gradient is better left as its rows.
+
+        Args:
+            rows: How many there are.
+
+        Returns:
+            Whether multiplying them by the two sides saves work worth the name.
+        """
+        if self._left is None or self.theta.ndim != 2:
+            return False
+        m, n = self.theta.shape
+        return m * n * (m + n) - rows * (m * m + n * n) > _WORTH
 
     def direction(self, gradient: Gradient, examples: int) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).
@@ -116,7 +142,7 @@ def take_step(
         lr: The learning rate.
         settings: The engine's settings.
     """
-    directions = [steps.direction(gradient[steps.state.block.name], examples) for steps in blocks]
+    directions = [steps.direction(gradient[steps.name], examples) for steps in blocks]
     if settings.trust_radius is not None:
         length = sum(steps.state.quadratic(lr * m) for steps, m in zip(blocks, directions, strict=True)) / 2
         lr *= min(1.0, settings.trust_radius / math.sqrt(length)) if length > 0 else 1.0
@@ -124,12 +150,20 @@ def take_step(
         steps.theta.add_(m, alpha=-lr)
 
 
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def _is_diagonal(matrix: Tensor) -> bool:
+    return bool((matrix == torch.diag_embed(_diagonal(matrix))).all())
+
+
 def _clean(inverse: Tensor) -> Tensor:
     """A positive definite matrix without the entries that no rounding can tell from zero.
 
     Units that hardly ever fire leave entries like 1e-39, and arithmetic on denormal numbers is a hundred times slower.
     """
-    scale = inverse.diagonal(dim1=-2, dim2=-1).sqrt()
+    scale = _diagonal(inverse).sqrt()
     negligible = inverse.abs() < 1e-20 * scale.unsqueeze(-1) * scale.unsqueeze(-2)
     return inverse.masked_fill(negligible, 0.0)
 
@@ -140,7 +174,7 @@ def _damped_inverse(state: State, damping: float) -> Tensor | tuple[Tensor, Tens
         return 1 / (state.precision + damping)
     p = state.precision
     # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition.
-    traces = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (p.input_inverse, p.output_inverse)]
+    traces = [_diagonal(m).sum(-1) for m in (p.input_inverse, p.output_inverse)]
     if damping == 0 or float((traces[0] * traces[1]).max()) * damping < 1e-9:
         return None
     identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output)]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
-from nclbayes.engines.gradients import Gradient, block_gradients
-from nclbayes.engines.likelihood import log_likelihood
+from nclbayes.engines.gradients import Gradient
+from nclbayes.engines.likelihood import block_gradients, log_likelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.errors import SettingError
@@ -133,7 +133,7 @@ class VariationalStepper:
         """Everything that changes with the steps, the Gaussian that samples come from included."""
         found = {"weight": torch.tensor([self._weight, self._taken], dtype=torch.float64, device="cpu")}
         for steps in self._blocks:
-            name = steps.state.block.name
+            name = steps.name
             parts = steps.tensors() | {f"sampler.{k}": t for k, t in state_tensors(self._sampler[name]).items()}
             found |= {f"block.{name}.{part}": tensor for part, tensor in parts.items()}
         return found | {f"fisher.{name}": tensor for name, tensor in self._fisher.tensors().items()}
@@ -147,24 +147,24 @@ class VariationalStepper:
         weight, taken = tensors["weight"]
         self._weight, self._taken = float(weight), int(taken)
         for steps in self._blocks:
-            name, device = steps.state.block.name, steps.theta.device
+            name, device = steps.name, steps.theta.device
             parts = under(tensors, f"block.{name}.")
             steps.restore(parts)
             sampler = {part: tensor.to(device) for part, tensor in under(parts, "sampler.").items()}
             self._draw_from(name, state_from(state_settings(steps.state), sampler))
         self._fisher.restore(
             under(tensors, "fisher."),
-            {steps.state.block.name: steps.state.block for steps in self._blocks},
-            {steps.state.block.name: steps.theta for steps in self._blocks},
+            {steps.name: steps.state.block for steps in self._blocks},
+            {steps.name: steps.theta for steps in self._blocks},
         )
 
     def posterior(self) -> dict[str, State]:
         """Lambda_{k-1} + w_i Fbar around the present mean, for the blocks that the likelihood depends on."""
         rule, fishers = SumRule(self._settings.kronecker_sum), self._average()
         return {
-            steps.state.block.name: steps.state.add(steps.theta.clone(), fishers[steps.state.block.name], rule)  # type: ignore[arg-type]
+            steps.name: steps.state.add(steps.theta.clone(), fishers[steps.name], rule)  # type: ignore[arg-type]
             for steps in self._blocks
-            if steps.state.block.name in fishers
+            if steps.name in fishers
         }
 
     def values(self) -> dict[str, Tensor]:
@@ -179,13 +179,13 @@ class VariationalStepper:
         problem = self._problem
         values: dict[str, Tensor] = dict(problem.fixed)
         for steps in self._blocks:
-            name = steps.state.block.name
+            name = steps.name
             values |= steps.state.block.unpack(steps.theta + self._noise(name, steps.theta))
         with drawing_from(problem.generator, problem.device):
             run = watch(problem.model, batch, values, problem.task.context)
         self._fisher.values = values
         fit = log_likelihood(run.observed)
-        gradient = block_gradients(fit, run, problem.states, retain_graph=True)
+        gradient = block_gradients(fit, run, self._blocks, retain_graph=True)
         self._fisher.add(run, batch, self._weight)
         return gradient, float(fit.detach()), run.examples
 
@@ -200,7 +200,7 @@ class VariationalStepper:
         rule = SumRule(settings.kronecker_sum)
         fishers = self._average() if self._taken else {}
         for steps in self._blocks:
-            name, state = steps.state.block.name, steps.state
+            name, state = steps.name, steps.state
             if settings.init_scale is not None and name not in self._problem.trained:
                 # The narrow start adds (1 - beta)^i init_scale^-2 I.
                 state = narrowed(state, (1 - settings.beta) ** self._taken / settings.init_scale**2)
