@@ -44,6 +44,16 @@ class UpdateReport:
         stopped_early: Whether the loop stopped before its last step.
         log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
+
+    Example:
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes import BayesianNetwork, LaplaceNCL, Normal, OnlinePosterior, Task
+        >>> model = BayesianNetwork(torch.nn.Linear(3, 1), Normal(0.1), prior=dist.Normal(0.0, 1.0))
+        >>> task = Task((torch.randn(20, 3), torch.randn(20, 1)), name="noise")
+        >>> report = OnlinePosterior(model, LaplaceNCL(steps=5)).update(task)
+        >>> report.task, report.steps, len(report.losses)
+        ('noise', 5, 5)
     """
 
     task: str

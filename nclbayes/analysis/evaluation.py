@@ -36,6 +36,11 @@ class Score:
         calibration_error: The expected calibration error over 15 bins of confidence: the mean gap between confidence
             and accuracy, weighted by how many examples fall into a bin. NaN where there are no class probabilities.
         examples: How many examples there were.
+
+    Example:
+        >>> from nclbayes import Score
+        >>> Score(accuracy=0.9, loss=0.3, calibration_error=0.02, examples=100).accuracy
+        0.9
     """
 
     accuracy: float

@@ -87,6 +87,18 @@ class Engine(EngineSettings, ABC):
 
     Attributes:
         structure: The form of the Gaussians that it updates.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from nclbayes.engines import ENGINES, Engine, LaplaceNCL
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Careful(LaplaceNCL):
+        ...     def run(self, problem):
+        ...         print(f"{problem.task.name}: {len(problem.states)} blocks")
+        ...         return super().run(problem)
+        >>> issubclass(Careful, Engine), Careful(steps=10).steps, "Careful" in ENGINES
+        (True, 10, True)
+        >>> del ENGINES["Careful"]
     """
 
     structure: ClassVar[Structure] = Structure.KRONECKER

@@ -38,6 +38,14 @@ class Progress:
         steps: How many there will be.
         loss: The mean negative log likelihood of the step's batch.
         values: A function that returns the present weights, by site.
+
+    Example:
+        >>> from nclbayes.engines import Progress
+        >>> def report(progress: Progress) -> None:
+        ...     if progress.step == progress.steps:
+        ...         print(f"{progress.loss:.1f} after {progress.step} steps")
+        >>> report(Progress(step=3, steps=3, loss=0.51, values=dict))
+        0.5 after 3 steps
     """
 
     step: int

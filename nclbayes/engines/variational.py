@@ -44,6 +44,11 @@ class VariationalNCL(Engine):
         refresh_every: Form Lambda anew, and factorise it, every so many steps.
         init_scale: The standard deviation of the samples at the first step of a block's first task. Draws from the
             prior itself would be noise; the recursion forgets its start. None: start at the prior.
+
+    Example:
+        >>> from nclbayes import VariationalNCL
+        >>> VariationalNCL(particles=4).beta
+        0.01
     """
 
     kronecker_sum: SumRule | str = SumRule.BOUND

@@ -54,6 +54,17 @@ def compare(
     Raises:
         ComparisonError: If a run fails in a process of its own.
         FileError: If a run's folder holds one of another configuration.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nclbayes.experiments import RunConfig, compare
+        >>> methods = ("none", "owm")
+        >>> configs = [RunConfig.of("split-digits", m, tasks=1, settings={"steps": 5}) for m in methods]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     records = compare(configs, Path(folder), progress=False)
+        >>> {method: len(found) for method, found in records.items()}
+        {'none': 1, 'owm': 1}
     """
     if jobs > 1:
         _run_in_processes(configs, out, jobs, say)

@@ -41,6 +41,12 @@ class RunConfig:
         num_samples: Evaluate with so many samples of the weights; None: at the mean.
         units: Units in each hidden layer; None: the set's.
         device: Where to compute.
+
+    Example:
+        >>> from nclbayes.experiments import RunConfig
+        >>> config = RunConfig.of("split-digits", "laplace-ncl", "task", seed=3)
+        >>> config.set, config.scenario, config.prior_scale
+        ('split-digits', 'task', 1.0)
     """
 
     set: str
@@ -160,6 +166,16 @@ def run(
 
     Raises:
         FileError: If the folder holds a run of another configuration, or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nclbayes.experiments import RunConfig, run
+        >>> config = RunConfig.of("split-digits", "none", tasks=2, settings={"steps": 5})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     record = run(config, Path(folder) / "plain", progress=False)
+        >>> len(record.tasks)
+        2
     """
     setup = find_setup(config.set)
     tasks = setup.make_tasks(config.scenario, config.seed, config.size)[: config.tasks]

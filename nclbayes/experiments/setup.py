@@ -42,6 +42,12 @@ class Setup:
         endless: Whether its training data have no end: N is then the number of examples that training sees.
         metric: What counts as right, if not the most probable class.
         quick: Settings for a short run: of the tasks ("size") and of the methods.
+
+    Example:
+        >>> from nclbayes.experiments import find_setup
+        >>> setup = find_setup("split-mnist")
+        >>> setup.scenarios, setup.units, setup.settings["steps"]
+        (('domain', 'task', 'class'), 400, 2000)
     """
 
     name: str

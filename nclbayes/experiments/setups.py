@@ -30,6 +30,11 @@ def find_setup(name: str) -> Setup:
 
     Raises:
         SettingError: If there is none; the nearest name is suggested.
+
+    Example:
+        >>> from nclbayes.experiments import find_setup
+        >>> find_setup("stroke-mnist").units
+        30
     """
     name = name.replace("_", "-")
     if name not in SETUPS:

@@ -41,6 +41,18 @@ class DiagonalFisher:
     Attributes:
         diagonal: Sum of squared per-example gradients, scaled to the number of examples asked for, float64.
         examples: How many examples it came from.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes import fisher
+        >>> def model(x, y):
+        ...     gain = pyro.sample("gain", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        ...     pyro.sample("y", dist.Normal(x * gain, 1.0).to_event(1), obs=y)
+        >>> found = fisher(model, {"gain": torch.ones(2)}, (torch.ones(5, 2), torch.zeros(5, 2)), kind="exact")
+        >>> found["gain"].diagonal.tolist(), found["gain"].examples
+        ([5.0, 5.0], 5.0)
     """
 
     diagonal: Tensor

@@ -24,6 +24,18 @@ class KroneckerFisher:
         rows: How many rows were summed.
         examples: How many examples they came from.
         rtol: Rounding errors of the two sums relative to their largest entry: the `rtol` for ``kronecker_sum``.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes import fisher
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+        >>> found = fisher(model, {"w": torch.ones(3, 2)}, (torch.ones(5, 3), torch.zeros(5, 2)), kind="exact")
+        >>> found["w"].input.shape, found["w"].output.shape, found["w"].rows
+        (torch.Size([3, 3]), torch.Size([2, 2]), 5.0)
     """
 
     input: Tensor

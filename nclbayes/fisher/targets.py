@@ -30,6 +30,11 @@ class FisherKind(str, Enum):
         MODEL: Targets drawn from the model: the Fisher, estimated.
         EXACT: Targets enumerated, or integrated exactly for a normal: the Fisher without sampling noise.
         EMPIRICAL: The observed targets: the empirical Fisher, for comparison only.
+
+    Example:
+        >>> from nclbayes import FisherKind
+        >>> [kind.value for kind in FisherKind]
+        ['model', 'exact', 'empirical']
     """
 
     MODEL = "model"

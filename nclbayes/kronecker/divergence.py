@@ -89,6 +89,12 @@ def gaussian_kl(first: Precision, second: Precision) -> Tensor:
 
     Raises:
         MatrixError: If the two are not of the same size, or a dense one is not positive definite.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.kronecker import gaussian_kl
+        >>> round(gaussian_kl(torch.eye(2), 2 * torch.eye(2)).item(), 4)
+        0.3069
     """
     size = _common_size(first, second)
     return (_trace_ratio(first, second) - size + _logdet(first) - _logdet(second)) / 2
@@ -108,6 +114,12 @@ def scale_free_kl(first: Precision, second: Precision) -> Tensor:
 
     Raises:
         MatrixError: If the two are not of the same size, or a dense one is not positive definite.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.kronecker import scale_free_kl
+        >>> abs(scale_free_kl(torch.eye(2), 2 * torch.eye(2)).item()) < 1e-12
+        True
     """
     size = _common_size(first, second)
     ratio = _trace_ratio(first, second) / size

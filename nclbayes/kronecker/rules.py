@@ -26,6 +26,11 @@ class SumRule(str, Enum):
         BOUND: The member of that family with the smallest KL.
         MSE: The best in Frobenius norm.
         NAIVE: ``(A + C) (x) (B + D)``.
+
+    Example:
+        >>> from nclbayes import SumRule
+        >>> SumRule("kl")
+        <SumRule.KL: 'kl'>
     """
 
     KL = "kl"

@@ -37,6 +37,12 @@ class Method:
         summary: One line about it.
         engine: What updates the posterior.
         learner: The posterior's class.
+
+    Example:
+        >>> from nclbayes.methods import find_method
+        >>> method = find_method("ewc")
+        >>> method.engine.__name__, method.summary
+        ('EWC', 'online EWC: diagonal Fisher, Adam')
     """
 
     name: str
@@ -126,6 +132,11 @@ def find_method(name: str) -> Method:
 
     Raises:
         SettingError: If there is none; the nearest name is suggested.
+
+    Example:
+        >>> from nclbayes.methods import find_method
+        >>> find_method("laplace-ncl").engine.__name__
+        'LaplaceNCL'
     """
     if name not in METHODS:
         raise SettingError(

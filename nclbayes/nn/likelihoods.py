@@ -19,6 +19,18 @@ class Likelihood(ABC):
 
     Examples lie along the first dimension of the output; what dimensions follow (time steps) are independent, and a
     mask says which of them count.
+
+    Example:
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes.nn import Likelihood
+        >>> class Exponential(Likelihood):
+        ...     def distribution(self, output):
+        ...         return dist.Exponential(output.exp())
+        ...     def check(self, output, target):
+        ...         assert bool((target > 0).all())
+        >>> Exponential().observe(torch.zeros(4, 1), torch.ones(4, 1)).mean.squeeze()
+        tensor([1., 1., 1., 1.])
     """
 
     event_dim: int = 0
@@ -111,7 +123,14 @@ class Categorical(Likelihood):
 
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
-    """Yes or no for each output, which is a logit."""
+    """Yes or no for each output, which is a logit.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes import Bernoulli
+        >>> Bernoulli().distribution(torch.zeros(5, 2)).probs[0]
+        tensor([0.5000, 0.5000])
+    """
 
     def distribution(self, output: Tensor) -> Any:
         """Bernoulli with the output as logits."""
@@ -134,6 +153,12 @@ class Normal(Likelihood):
 
     Raises:
         SettingError: If the scale is not positive.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes import Normal
+        >>> Normal(0.1).distribution(torch.ones(5, 2)).mean[0]
+        tensor([1., 1.])
     """
 
     scale: float = 1.0
@@ -159,7 +184,14 @@ class Normal(Likelihood):
 
 @dataclass(frozen=True)
 class Poisson(Likelihood):
-    """Counts whose log rate is the output."""
+    """Counts whose log rate is the output.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes import Poisson
+        >>> Poisson().distribution(torch.zeros(5, 2)).rate[0]
+        tensor([1., 1.])
+    """
 
     def distribution(self, output: Tensor) -> Any:
         """Poisson with the exponential of the output as rate."""

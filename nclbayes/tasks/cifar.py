@@ -45,6 +45,12 @@ def split_cifar100(
         SettingError: If a setting is not one of those allowed.
         DataError: If the data are not here and cannot be downloaded, or `features` does not return a row an image.
         FileError: If a file is damaged.
+
+    Example:
+        >>> from nclbayes.tasks import split_cifar100
+        >>> tasks = split_cifar100("task", size=20, features=lambda images: images.mean((2, 3)))
+        >>> len(tasks), tasks[3].train[0].shape, tasks[3].context
+        (10, torch.Size([20, 3]), {'head': 3})
     """
     split = Split("split_cifar100", 100, 10, scenario, seed, size, active)
     train, test = load_cifar("cifar100")

@@ -36,6 +36,12 @@ def split_mnist(
         SettingError: If a setting is not one of those allowed.
         DataError: If the data are not here and cannot be downloaded.
         FileError: If a file is damaged.
+
+    Example:
+        >>> from nclbayes.tasks import split_mnist
+        >>> tasks = split_mnist("class", size=100)
+        >>> len(tasks), tasks[1].train[0].shape, sorted(set(tasks[1].train[1].tolist()))
+        (5, torch.Size([100, 1, 28, 28]), [2, 3])
     """
     split = Split("split_mnist", 10, 2, scenario, seed, size, active)
     return split.tasks(*_load("mnist"), to_unit)
@@ -59,6 +65,12 @@ def split_fashion_mnist(
         SettingError: If a setting is not one of those allowed.
         DataError: If the data are not here and cannot be downloaded.
         FileError: If a file is damaged.
+
+    Example:
+        >>> from nclbayes.tasks import split_fashion_mnist
+        >>> tasks = split_fashion_mnist("task", size=100)
+        >>> tasks[1].context
+        {'head': 1}
     """
     split = Split("split_fashion_mnist", 10, 2, scenario, seed, size, active)
     return split.tasks(*_load("fashion-mnist"), to_unit)
@@ -82,6 +94,11 @@ def permuted_mnist(num_tasks: int = 10, seed: int = 0, size: int | None = None) 
         SettingError: If a setting is out of range.
         DataError: If the data are not here and cannot be downloaded.
         FileError: If a file is damaged.
+
+    Example:
+        >>> from nclbayes.tasks import permuted_mnist
+        >>> [task.name for task in permuted_mnist(2, size=100)]
+        ['permuted_mnist 1', 'permuted_mnist 2']
     """
     _check_count(num_tasks)
     generator = seeded(seed)
@@ -113,6 +130,11 @@ def rotated_mnist(num_tasks: int = 5, seed: int = 0, size: int | None = None) ->
         SettingError: If a setting is out of range.
         DataError: If the data are not here and cannot be downloaded.
         FileError: If a file is damaged.
+
+    Example:
+        >>> from nclbayes.tasks import rotated_mnist
+        >>> [task.name for task in rotated_mnist(2, size=100)]
+        ['rotated_mnist 1 (0 degrees)', 'rotated_mnist 2 (90 degrees)']
     """
     _check_count(num_tasks)
     train, test = _chosen(size, seeded(seed))

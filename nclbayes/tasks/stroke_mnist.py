@@ -51,6 +51,16 @@ def stroke_mnist(
         SettingError: If the order is not a permutation, or a setting is out of range.
         DataError: If the data are not here and cannot be downloaded.
         FileError: If the file is damaged.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.tasks import stroke_mnist
+        >>> tasks = stroke_mnist(size=50, num_tasks=6)
+        >>> tasks[0].name, tasks[5].name
+        ('stroke_mnist 2/3 plain', 'stroke_mnist 2/3 swapped')
+        >>> x, lengths, y = tasks[0].train(8, torch.Generator().manual_seed(0))
+        >>> x.shape[2], y.shape
+        (4, torch.Size([8, 5]))
     """
     kinds = [(pair, transform) for transform in TRANSFORMS for pair in PAIRS]
     order = range(len(kinds)) if order is None else order

@@ -43,6 +43,17 @@ class MapRecorder(TorchFunctionMode):
 
     Args:
         model: Whose parameters a message may have to name.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.watch import MapRecorder
+        >>> weight = torch.ones(2, 3, requires_grad=True)
+        >>> recorder = MapRecorder()
+        >>> recorder.track("w", weight)
+        >>> with recorder:
+        ...     out = torch.nn.functional.linear(torch.ones(5, 3), weight)
+        >>> [(use.weight, use.rows.count) for use in recorder.linear]
+        [('w', 5)]
     """
 
     def __init__(self, model: object = None) -> None:
@@ -301,6 +312,14 @@ def is_watched() -> bool:
     """Whether a :class:`MapRecorder` sees the present call.
 
     A module that can compute the same thing faster in a way that hides its linear maps may do so while this is false.
+
+    Example:
+        >>> from nclbayes.watch import MapRecorder, is_watched
+        >>> with MapRecorder():
+        ...     is_watched()
+        True
+        >>> is_watched()
+        False
     """
     return _WATCHED.get()
 

@@ -29,6 +29,18 @@ class ModelRun:
         others: Every other differentiable use of a latent site.
         examples: How many examples the batch held.
         axes: Along which dimension of an observed site's batch shape they lie; None where that is not clear.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes.watch import watch
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
+        >>> run.examples, list(run.latents), list(run.observed)
+        (5, ['w'], ['y'])
     """
 
     latents: dict[str, Latent]
@@ -63,6 +75,18 @@ def watch(
     Raises:
         DataError: If the batch is empty or the model observes nothing.
         NonFiniteError: If the model failed because an activation or a weight is NaN or infinite.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes.watch import watch
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
+        >>> [(use.weight, use.call, use.rows.count) for use in run.linear]
+        [('w', 'torch.Tensor.matmul', 5)]
     """
     examples = batch_size(batch)
     leaves = {name: _leaf(value) for name, value in (values or {}).items()}

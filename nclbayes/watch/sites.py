@@ -16,7 +16,20 @@ from nclbayes.errors import LatentError, LearnableParameterError, PriorError, Va
 
 @dataclass(frozen=True)
 class Latent:
-    """A latent site as it was met: its prior, its value, and the plates around it."""
+    """A latent site as it was met: its prior, its value, and the plates around it.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes.watch import watch
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
+        >>> run.latents["w"].value.shape
+        torch.Size([3, 2])
+    """
 
     name: str
     fn: Any
@@ -35,6 +48,18 @@ class Observed:
         mask: From ``poutine.mask`` or ``obs_mask``; broadcasts against the log probability.
         scale: The user's own ``poutine.scale``; a plate's size over subsample size is divided out.
         plates: (name, dim, size) of the plates around it; dim is None for a loop.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes.watch import watch
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
+        >>> run.observed["y"].fn.mean[0].tolist()
+        [3.0, 3.0]
     """
 
     name: str
@@ -54,6 +79,19 @@ class SiteRecorder(Messenger):
     Args:
         values: Values of latent sites by name; each must require grad.
         meet: Called with the name and value of each latent site when the model meets it.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes.watch import SiteRecorder
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+        >>> with SiteRecorder({"w": torch.ones(3, 2, requires_grad=True)}) as recorder:
+        ...     model(torch.ones(5, 3), torch.zeros(5, 2))
+        >>> list(recorder.latents), list(recorder.observed)
+        (['w'], ['y'])
     """
 
     def __init__(self, values: Mapping[str, Tensor], meet: Callable[[str, Tensor], None] | None = None) -> None:

@@ -29,6 +29,19 @@ class LinearUse:
         rows: How input and gradient turn into rows.
         mask: Which rows are valid, [R] or [k, R]; None for all.
         shape: The shape of the map's output.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes.watch import watch
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
+        >>> (use,) = run.linear
+        >>> [rows.shape for rows in use.input_rows()]
+        [torch.Size([5, 3])]
     """
 
     weight: str
@@ -97,6 +110,18 @@ class OtherUse:
         site: The site.
         call: The torch function, for messages.
         kind: What the call does with the site.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes.watch import watch
+        >>> def model(x, y):
+        ...     gain = pyro.sample("gain", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        ...     pyro.sample("y", dist.Normal(x * gain, 1.0).to_event(1), obs=y)
+        >>> (use,) = watch(model, (torch.ones(5, 2), torch.zeros(5, 2))).others
+        >>> use.site, use.call
+        ('gain', 'torch.Tensor.mul')
     """
 
     site: str

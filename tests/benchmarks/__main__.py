@@ -16,6 +16,7 @@ def main() -> None:
         print(sums.run(label))
         print(fisher.run(label))
         print(engines.run(label))
+        print(engines.run_wide(label))
         print(engines.run_recurrent(label))
     print(fisher.run_memory())
 

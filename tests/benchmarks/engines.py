@@ -24,10 +24,12 @@ def task() -> ncl.Task:
     return ncl.Task((x, y), name="random")
 
 
-def plain_steps(net: nn.Module, data: list[tuple[Tensor, Tensor]], inverses: list[tuple[Tensor, Tensor]]) -> None:
+def plain_steps(
+    net: nn.Module, data: list[tuple[Tensor, Tensor]], inverses: list[tuple[Tensor, Tensor]], steps: int = STEPS
+) -> None:
     """Forward, backward, and the bare two-sided products of the same shapes."""
-    for i in range(STEPS):
-        x, y = data[i % 40]
+    for i in range(steps):
+        x, y = data[i % len(data)]
         net.zero_grad()
         F.cross_entropy(net(x), y).backward()
         for (left, right), layer in zip(inverses, (net[0], net[2], net[4]), strict=True):  # type: ignore[index]
@@ -88,7 +90,7 @@ def steps_only(
 
 
 def run(threads: str) -> str:
-    net, data, t = network(), batches(EXAMPLES), task()
+    net, data, t = network(), batches(EXAMPLES)[:40], task()
     model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
     laplace = ncl.LaplaceNCL(steps=STEPS, batch_size=BATCH, lr=1e-4)
     variational = ncl.VariationalNCL(steps=STEPS, batch_size=BATCH, lr=1e-4, refresh_every=10_000)
@@ -114,6 +116,31 @@ def run(threads: str) -> str:
     )
     return (
         table(title, ("what", "threads", "a step", "times plain"), rows) + "\n" + predictions(posterior, net, threads)
+    )
+
+
+def run_wide(threads: str) -> str:
+    """A network so wide that a batch has few rows: the size of the paper's for CIFAR-100."""
+    steps, g = 5, torch.Generator().manual_seed(1)
+    x, y = torch.rand(2 * BATCH, 1024, generator=g), torch.randint(10, (2 * BATCH,), generator=g)
+    layers = [nn.Linear(1024, 2000), nn.ReLU(), nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 10)]
+    net, t = nn.Sequential(*layers), ncl.Task((x, y), name="random")
+    engine = ncl.LaplaceNCL(steps=steps, batch_size=BATCH, lr=1e-4)
+    posterior = ncl.OnlinePosterior(ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0)), engine)
+    posterior.update(t, progress=False)
+    inverses = [(torch.eye(m), torch.eye(n)) for m, n in ((2000, 1025), (2000, 2001), (10, 2001))]
+    data = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    times = best_times(
+        {
+            "plain step + bare products": lambda: plain_steps(net, data, inverses, steps),
+            "Laplace-NCL step": steps_only(engine, posterior, t),
+        },
+        rounds=3,
+    )
+    base = times["plain step + bare products"]
+    rows = [(name, threads, f"{1e3 * s / steps:.0f} ms", f"{s / base:.2f}") for name, s in times.items()]
+    return table(
+        f"Engine steps on 1024-2000-2000-10, batch {BATCH}", ("what", "threads", "a step", "times plain"), rows
     )
 
 

@@ -42,6 +42,11 @@ def find_figure(name: str) -> Recipe:
 
     Raises:
         SettingError: If there is none; the nearest name is suggested.
+
+    Example:
+        >>> from nclbayes.experiments.figures import find_figure
+        >>> find_figure("lambda").name
+        'lambda'
     """
     if name not in FIGURES:
         raise SettingError(

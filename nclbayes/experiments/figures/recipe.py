@@ -30,6 +30,11 @@ class Statement:
         claim: What is said.
         holds: Whether it is so here.
         detail: The numbers.
+
+    Example:
+        >>> from nclbayes.experiments.figures import Statement
+        >>> Statement("two and two make four", 2 + 2 == 4, f"{2 + 2}").holds
+        True
     """
 
     claim: str
@@ -45,6 +50,11 @@ class Results:
         tables: Rows of plain values, by the table's name; each becomes a CSV file.
         statements: What the paper says of them.
         facts: Anything else, as plain values.
+
+    Example:
+        >>> from nclbayes.experiments.figures import Results
+        >>> Results({"accuracy": [{"method": "joint", "accuracy": 98.7}]}).tables["accuracy"][0]["accuracy"]
+        98.7
     """
 
     tables: Mapping[str, Sequence[Row]]
@@ -62,6 +72,12 @@ class Workplace:
         device: Where to compute.
         progress: Whether to show bars; None: on a terminal.
         say: Called with a line now and then.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nclbayes.experiments.figures import Workplace
+        >>> Workplace(Path("figures/toy"), jobs=2).jobs
+        2
     """
 
     out: Path
@@ -81,6 +97,12 @@ class Recipe:
         scales: The settings of each of `SCALES`.
         compute: From settings to results.
         draw: From results to pictures by name.
+
+    Example:
+        >>> from nclbayes.experiments.figures import find_figure
+        >>> recipe = find_figure("feedforward")
+        >>> recipe.scales["laptop"]["seeds"]
+        3
     """
 
     name: str
@@ -105,6 +127,20 @@ def make(recipe: Recipe, scale: str, place: Workplace, changes: Settings | None 
     Raises:
         SettingError: If the scale or a setting is unknown.
         FileError: If the folder cannot be written, or holds a figure of other settings.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from matplotlib.figure import Figure
+        >>> from nclbayes.experiments.figures import Recipe, Results, Workplace, make
+        >>> def compute(settings, place):
+        ...     return Results({"squares": [{"n": n, "square": n * n} for n in range(settings["count"])]})
+        >>> scales = {scale: {"count": 3} for scale in ("quick", "laptop", "paper")}
+        >>> squares = Recipe("squares", "the first squares", scales, compute, lambda results: {"empty": Figure()})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     results = make(squares, "quick", Workplace(Path(folder)))
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['empty.png', 'figure.json', 'results.json', 'squares.csv']
     """
     if scale not in SCALES:
         raise SettingError(f"scale is '{scale}'; choose one of {', '.join(SCALES)}.")
