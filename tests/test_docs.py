@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,18 @@ BUILT = {DOCS / "_build", DOCS / "tutorials"}
 PAGES = sorted(p for p in DOCS.rglob("*.md") if not BUILT & set(p.parents))
 IDS = [str(p.relative_to(DOCS)) for p in PAGES]
 GUIDE = sorted((DOCS / "guide").glob("*.md"))
-PACKAGES = ("", ".kronecker", ".fisher", ".engines", ".methods", ".nn", ".tasks", ".analysis", ".experiments")
+PACKAGES = (
+    "",
+    ".kronecker",
+    ".fisher",
+    ".engines",
+    ".methods",
+    ".nn",
+    ".tasks",
+    ".analysis",
+    ".experiments",
+    ".experiments.figures",
+)
 
 NOT_RUN = re.compile(r"^% not run: \S.*\n```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 RUN = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
@@ -90,6 +102,13 @@ def public_names() -> list[str]:
 def test_the_api_pages_have_every_public_name() -> None:
     objects = {id(resolve(name)) for name in documented()}
     assert not [name for name in public_names() if id(resolve(name)) not in objects]
+
+
+def test_every_public_class_and_function_has_an_example() -> None:
+    objects = {name: resolve(name) for name in public_names() if not name.startswith("nclbayes.errors.")}
+    callables = {name: o for name, o in objects.items() if inspect.isclass(o) or inspect.isfunction(o)}
+    assert len(callables) > 80
+    assert not [name for name, found in callables.items() if ">>>" not in (inspect.getdoc(found) or "")]
 
 
 def slug(heading: str) -> str:

@@ -11,7 +11,7 @@ from nclbayes.experiments.figures import (
     sequences,
     toy,
 )
-from nclbayes.experiments.figures.recipe import SCALES, Recipe, Results, Row, Statement, Workplace, make
+from nclbayes.experiments.figures.recipe import SCALES, Recipe, Results, Statement, Workplace, make
 from nclbayes.methods.registry import suggestion
 
 FIGURES: dict[str, Recipe] = {
@@ -55,4 +55,4 @@ def find_figure(name: str) -> Recipe:
     return FIGURES[name]
 
 
-__all__ = ["FIGURES", "SCALES", "Recipe", "Results", "Row", "Statement", "Workplace", "find_figure", "make"]
+__all__ = ["FIGURES", "SCALES", "Recipe", "Results", "Statement", "Workplace", "find_figure", "make"]
