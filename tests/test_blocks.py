@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+import nclbayes as ncl
 from nclbayes.blocks import DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import LatentError, PriorError, UnsupportedUseError, ValuesError
 from nclbayes.watch import ModelRun, watch
@@ -221,6 +222,17 @@ def test_a_fused_recurrent_kernel_is_refused(kind: type[nn.Module]) -> None:
         UnsupportedUseError, match=r"'core\.\w+' enters torch\.\w+, a fused kernel.*loop over time steps"
     ):
         find_blocks(watch(Net(), (inputs(6, 3, 5), inputs(6))))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_of_the_batch_are_refused(affine: bool) -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=affine), nn.Linear(4, 2))
+    model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    batch = inputs(6, 5), labels(2, 6)
+    with pytest.raises(UnsupportedUseError, match=r"batch normalisation in training mode.*Call eval\(\)"):
+        watch(model, batch)
+    net.eval()
+    assert set(find_blocks(watch(model, batch))) == {"0", "2", *(("1.weight", "1.bias") if affine else ())}
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def evaluate(
     tasks: Sequence[Task],
     *,
     num_samples: int | None = None,
+    method: str | None = None,
     batch_size: int = 1000,
     metric: Metric | None = None,
     generator: torch.Generator | None = None,
@@ -64,6 +65,7 @@ def evaluate(
         posterior: What predicts: an :class:`~nclbayes.OnlinePosterior`, or anything with its ``predict``.
         tasks: The tasks; each must have test data.
         num_samples: Average the predictions over so many samples of the weights; None: use the posterior mean.
+        method: How to predict, if `num_samples` does not say it: "mean", "samples" or "linearized".
         batch_size: Examples at a time.
         metric: What counts as right, where that is not the most probable class:
             ``metric(distribution, batch) -> [examples]``.
@@ -88,7 +90,12 @@ def evaluate(
         True
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    return [_score(posterior, task, num_samples, batch_size, metric or _is_most_probable, generator) for task in tasks]
+    how: dict[str, Any] = {} if num_samples is None else {"num_samples": num_samples}
+    if method is not None:
+        how["method"] = method
+    if how:
+        how["generator"] = generator
+    return [_score(posterior, task, how, batch_size, metric or _is_most_probable, generator) for task in tasks]
 
 
 def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
@@ -117,16 +124,15 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> fl
 def _score(
     posterior: Predictor,
     task: Task,
-    num_samples: int | None,
+    how: dict[str, Any],
     batch_size: int,
     metric: Metric,
     generator: torch.Generator,
 ) -> Score:
-    sampling: dict[str, Any] = {} if num_samples is None else {"num_samples": num_samples, "generator": generator}
     right, confidence, loss, examples = [], [], 0.0, 0
     for batch in task.epoch(batch_size, generator, test=True):
         *inputs, target = batch
-        predicted = posterior.predict(*inputs, **sampling, **task.context)
+        predicted = posterior.predict(*inputs, **how, **task.context)
         target = target.to(_device(predicted))
         right.append(metric(predicted, (*inputs, target)).double().cpu())
         loss -= float(predicted.log_prob(target).double().sum())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from nclbayes.errors import DataError
+from nclbayes.errors import DataError, UnsupportedUseError
 from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, CallKind, call_kind, call_name
 from nclbayes.watch.rows import ConvolutionRows, ProductRows
 from nclbayes.watch.sites import learnable_parameter
@@ -89,6 +89,8 @@ class MapRecorder(TorchFunctionMode):
     ) -> Any:
         """Run one torch function and note what it does with a weight."""
         kwargs = kwargs or {}
+        if func is F.batch_norm:
+            _refuse_batch_statistics(*args, **kwargs)
         out = func(*args, **kwargs)
         if not _differentiable(out):
             if func is Tensor.__setitem__:
@@ -284,6 +286,24 @@ def _edge(out: Tensor) -> GradientEdge:
     if base is not None and base.numel() == out.numel() and base.is_contiguous() and out.is_contiguous():
         return get_gradient_edge(base)
     return get_gradient_edge(out)
+
+
+def _refuse_batch_statistics(
+    input: Tensor,
+    mean: Any,
+    variance: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    *_: Any,
+    **__: Any,
+) -> None:
+    if training:
+        raise UnsupportedUseError(
+            "A batch normalisation in training mode makes each example's output depend on the whole batch, so that the "
+            "likelihood of a task is no product over its examples. Call eval() on these layers (after training them, "
+            "if they are not yet), or use nn.GroupNorm or nn.LayerNorm."
+        )
 
 
 def _fits(weight: _Alias, x: Tensor, out: Tensor, left: bool) -> bool:

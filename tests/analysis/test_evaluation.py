@@ -63,6 +63,9 @@ def test_batches_do_not_change_scores() -> None:
     assert whole.calibration_error == pytest.approx(pieces.calibration_error, rel=1e-5)
     sampled = [ncl.evaluate(posterior, [task], num_samples=5)[0].loss for _ in range(2)]
     assert sampled[0] == sampled[1]
+    linearized = [ncl.evaluate(posterior, [task], method="linearized")[0].loss for _ in range(2)]
+    assert linearized[0] == linearized[1]
+    assert len({whole.loss, sampled[0], linearized[0]}) == 3
 
 
 def test_sequences_count_at_their_last_step_and_mixtures_average() -> None:
