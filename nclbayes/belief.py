@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -113,6 +114,7 @@ def write_belief(path: str | os.PathLike[str], saved: Saved) -> None:
         "outputs": belief.outputs,
         "log_evidence": belief.log_evidence,
         "engine": {"name": type(engine).__name__, **engine.to_dict()},
+        "scheduled": engine.schedule is not None,
         "learner": dict(saved.learner),
     }
     write_file(path, "posterior", tensors | {"generator": saved.generator}, settings)
@@ -135,6 +137,12 @@ def read_belief(path: str | os.PathLike[str]) -> Saved:
     engine = described.pop("name")
     if engine not in ENGINES:
         raise FileError(f"'{path}' was written with the engine {engine}, which is not known here: import it first.")
+    if settings.get("scheduled"):
+        warnings.warn(
+            f"The engine of '{path}' had a schedule of its learning rate, a function, which a file cannot hold: set it "
+            "again, as in posterior.engine = dataclasses.replace(posterior.engine, schedule=...).",
+            stacklevel=3,
+        )
     states = {}
     for name, block in settings["blocks"].items():
         states[name] = state_from(block, {part: tensors.pop(f"{name}/{part}") for part in block["tensors"]})

@@ -277,5 +277,8 @@ def _numbers(text: str) -> list[int]:
         try:
             found += range(int(first), int(last) + 1) if separator else [int(first)]
         except ValueError:
-            raise SettingError(f"Seeds are given as 0-4 or 1,3,5, not '{text}'.") from None
+            found.clear()
+            break
+    if not found:
+        raise SettingError(f"Seeds are given as 0-4 or 1,3,5, not '{text}'.")
     return found

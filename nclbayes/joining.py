@@ -11,12 +11,13 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock, find_blocks
 from nclbayes.engines.base import Engine
+from nclbayes.engines.checkpoint import identity
 from nclbayes.engines.gradients import rows_of_blocks
 from nclbayes.errors import ModelError, SettingError
 from nclbayes.fisher import FisherAccumulator
 from nclbayes.randomness import drawing_from
-from nclbayes.state import DiagonalState, State, Structure, prior_state
-from nclbayes.task import Task, to_device
+from nclbayes.state import DiagonalState, State, Structure, prior_state, state_tensors
+from nclbayes.task import Task, pick, to_device
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model
 
@@ -38,6 +39,29 @@ class Joined:
     rows: dict[str, float]
     fixed: dict[str, Tensor]
     outputs: tuple[str, ...]
+
+    def identity(self, task: Task, engine: Engine, generator: Tensor, memory: Mapping[str, Tensor]) -> str:
+        """What an interrupted update must have in common with the call that goes on with it.
+
+        Args:
+            task: The task.
+            engine: The engine.
+            generator: The state of the generator when the update was called.
+            memory: What earlier updates kept besides the Gaussians.
+
+        Returns:
+            A string that is equal for equal updates.
+        """
+        tensors = {"generator": generator, **{f"memory/{name}": tensor for name, tensor in memory.items()}}
+        for name, state in self.states.items():
+            parts = {"start": self.start[name], **state_tensors(state)}
+            tensors |= {f"state/{name}/{part}": tensor for part, tensor in parts.items()}
+        for k, part in enumerate(task.parts):
+            batch = few_examples(part, torch.device("cpu"))
+            tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
+        contexts = [repr(part.context) for part in task.parts]
+        settings = {"name": type(engine).__name__, **engine.to_dict(), "schedule": engine.schedule is not None}
+        return identity([task.name, task.size, contexts, settings], tensors)
 
 
 def join(
@@ -78,7 +102,7 @@ def join(
     outputs: tuple[str, ...] = ()
     for part in task.parts:
         run = look(model, few_examples(part, device), part.context, mean)
-        states |= touched_states(run, known, engine.structure)
+        states |= touched_states(run, {**known, **states}, engine.structure)
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
@@ -94,7 +118,7 @@ def join(
 
 
 def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:
-    """A few examples of a task, the same ones each time.
+    """A few examples of a task, the same ones each time; of tensors, the smallest and the largest target among them.
 
     Args:
         task: The task.
@@ -103,7 +127,12 @@ def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:
     Returns:
         A batch.
     """
-    return to_device(next(iter(task.epoch(8, torch.Generator().manual_seed(0)))), device)
+    batch = next(iter(task.epoch(8, torch.Generator().manual_seed(0))))
+    if isinstance(task.train, tuple):
+        targets = task.train[-1].reshape(task.size, -1)
+        extreme = torch.stack([targets.amin(-1).argmin(), targets.amax(-1).argmax()])
+        batch = pick(task.train, torch.cat([torch.arange(len(batch[-1]), device=extreme.device)[:6], extreme]))
+    return to_device(batch, device)
 
 
 def look(model: Model, batch: tuple[Any, ...], context: Mapping[str, Any], values: Mapping[str, Tensor]) -> ModelRun:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import DataError
+from nclbayes.storage import under
 from nclbayes.task import Batches, Task
 from nclbayes.watch.run import Model
 
@@ -118,4 +119,4 @@ class _MixedBatches(Batches):
             place: From :meth:`place`.
         """
         for k, part in enumerate(self._parts):
-            part.seek({name: place[f"{k}.{name}"] for name in ("epoch", "position")})
+            part.seek(under(place, f"{k}."))

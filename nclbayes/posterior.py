@@ -17,9 +17,9 @@ from torch import Tensor
 
 from nclbayes.belief import Belief, Saved, read_belief, write_belief
 from nclbayes.engines.base import Engine, Outcome, Problem
-from nclbayes.engines.checkpoint import Checkpoint, identity
+from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import FileError, ModelError, SettingError, ValuesError
+from nclbayes.errors import DataError, FileError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.randomness import drawing_from, restored_on_failure
@@ -138,8 +138,8 @@ class OnlinePosterior:
         return self._belief.states
 
     def mean(self) -> dict[str, Tensor]:
-        """The posterior mean, by site."""
-        return self._belief.mean()
+        """The posterior mean, by site; a copy."""
+        return {site: value.clone() for site, value in self._belief.mean().items()}
 
     def update(
         self,
@@ -169,8 +169,10 @@ class OnlinePosterior:
         """
         engine = self.engine if engine is None else engine
         generator = self.generator if generator is None else generator
+        if checkpoint_every < 1:
+            raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
         with restored_on_failure(generator):
-            device = self._device(task)
+            device, entry = self._device(task), generator.get_state()
             joined = join(
                 self.model,
                 task,
@@ -181,11 +183,9 @@ class OnlinePosterior:
                 device=device,
                 generator=generator,
             )
-            if checkpoint_every < 1:
-                raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
             snapshots = None
             if checkpoint is not None:
-                update = identity(task.name, task.size, type(engine).__name__, engine.to_dict(), joined.states)
+                update = joined.identity(task, engine, entry, self._belief.memory)
                 snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
             started = time.perf_counter()
             outcome = engine.run(
@@ -233,6 +233,7 @@ class OnlinePosterior:
             A torch distribution.
 
         Raises:
+            DataError: If an input is an array.
             ModelError: If no task has been learnt yet, or the output is not one that can be linearised.
             SettingError: If the method is unknown, or `num_samples` less than 1.
         """
@@ -243,6 +244,9 @@ class OnlinePosterior:
         method = method or ("mean" if num_samples is None else "samples")
         if method not in ("mean", "samples", "linearized"):
             raise SettingError(f"method is {method!r}; choose 'mean', 'samples' or 'linearized'.")
+        for item in inputs:
+            if not isinstance(item, Tensor) and hasattr(item, "__array__"):
+                raise DataError(f"An input is a {type(item).__name__}: make a tensor of it with torch.as_tensor.")
         device, output = self._device(None), self._belief.outputs[0]
         given = to_device(inputs, device)
         if generator is None:
@@ -250,7 +254,7 @@ class OnlinePosterior:
             generator = torch.Generator().manual_seed(0) if method == "mean" else self.generator
         with torch.no_grad(), drawing_from(generator, device):
             if method == "mean":
-                return predictive(self.model, given, context, self.mean(), output)
+                return predictive(self.model, given, context, self._belief.mean(), output)
             if method == "samples":
                 count = num_samples or 32
                 chunks = (self.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
@@ -400,7 +404,7 @@ class OnlinePosterior:
         initial = self._initial_values()
         if initial is None:
             return
-        for site, value in self.mean().items():
+        for site, value in self._belief.mean().items():
             if site not in initial or initial[site].shape != value.shape:
                 shape = tuple(initial[site].shape) if site in initial else "no such site"
                 raise FileError(
@@ -427,6 +431,12 @@ class OnlinePosterior:
     def _commit(
         self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome, seconds: float
     ) -> UpdateReport:
+        for name, state in outcome.states.items():
+            if not bool(torch.isfinite(state.loc).all()):
+                raise NonFiniteError(
+                    f"The weights of block '{name}' became NaN or infinite with the last step of task '{task.name}'. "
+                    "The posterior is as it was before the update. Lower `lr`, or set `trust_radius`."
+                )
         self._belief = self._belief.after(task.name, outputs, outcome)
         return UpdateReport(
             task=task.name,

@@ -99,15 +99,38 @@ def predictive_mixture(
     batched = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
     fn, base = found[0], _base(found[0])
     if isinstance(base, (torch_dist.Categorical, torch_dist.Bernoulli)) and not fn.event_shape:
-        probs = type(base)(logits=batched["logits"]).probs.mean(0)
-        return type(base)(probs=probs)
-    # The samples become the last batch dimension, which a mixture runs over.
-    events = len(fn.event_shape)
-    components = type(base)(**{n: p.movedim(0, p.ndim - 1 - events) for n, p in batched.items()})
-    if events > len(base.event_shape):
-        components = dist.Independent(components, events - len(base.event_shape))
+        averaged = type(base)(probs=type(base)(logits=batched["logits"]).probs.mean(0))
+        return _masked_like(fn, averaged)
+    components = _components(fn, batched)
     weights = torch.ones_like(next(iter(batched.values())).flatten()[:1]).expand(components.batch_shape)
     return dist.MixtureSameFamily(dist.Categorical(weights), components)
+
+
+def _components(fn: Any, batched: Mapping[str, Tensor], outside: int = 0) -> Any:
+    """A distribution with the samples as its last batch dimension, which a mixture runs over.
+
+    Args:
+        fn: The distribution for one sample, in the wrappers that the result will have.
+        batched: Its base's parameters, [samples, ...].
+        outside: How many of its batch dimensions are events further out.
+    """
+    if isinstance(fn, torch_dist.Independent):
+        count = fn.reinterpreted_batch_ndims
+        return dist.Independent(_components(fn.base_dist, batched, outside + count), count)
+    if isinstance(fn, dist.MaskedDistribution):
+        mask = fn._mask
+        if isinstance(mask, Tensor):
+            mask = mask.expand(fn.batch_shape).unsqueeze(len(fn.batch_shape) - outside)
+        return dist.MaskedDistribution(_components(fn.base_dist, batched, outside), mask)
+    events = {name: fn.arg_constraints[name].event_dim for name in batched}
+    return type(fn)(**{name: p.movedim(0, p.ndim - 1 - events[name] - outside) for name, p in batched.items()})
+
+
+def _masked_like(fn: Any, other: Any) -> Any:
+    """Another distribution under the masks of one without event dimensions."""
+    if isinstance(fn, dist.MaskedDistribution):
+        return _masked_like(fn.base_dist, other).mask(fn._mask)
+    return _masked_like(fn.base_dist, other) if isinstance(fn, torch_dist.Independent) else other
 
 
 def _base(fn: Any) -> Any:
@@ -162,10 +185,13 @@ def predictive_linearized(
     with torch.no_grad():
         fn = predictive(model, inputs, context, mean, output)
     base = _base(fn)
-    if not isinstance(base, (torch_dist.Categorical, torch_dist.Normal)) or len(fn.event_shape) > 1:
+    events = 0 if isinstance(base, torch_dist.Categorical) else 1
+    known = isinstance(base, (torch_dist.Categorical, torch_dist.Normal))
+    if not known or len(fn.batch_shape) != 1 or len(fn.event_shape) > events:
         raise ModelError(
-            f"The linearised predictive is known for Categorical and Normal outputs, one vector an example; site "
-            f"'{output}' is a {type(base).__name__} of event shape {tuple(fn.event_shape)}. Use num_samples instead."
+            f"The linearised predictive is known for Categorical and Normal outputs, one class or one vector an "
+            f"example; site '{output}' is a {type(base).__name__} of batch shape {tuple(fn.batch_shape)} and event "
+            f"shape {tuple(fn.event_shape)}. Use num_samples instead (or .to_event(1) for a vector of outputs)."
         )
     parameter = "logits" if isinstance(base, torch_dist.Categorical) else "loc"
 

@@ -127,3 +127,16 @@ def read_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor
 def _bytes(tensor: Tensor) -> Any:
     """The tensor's memory, without a copy if it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with a prefix, without it.
+
+    Args:
+        tensors: By name.
+        prefix: The prefix.
+
+    Returns:
+        Those that start with it.
+    """
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

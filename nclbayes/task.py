@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import torch
@@ -59,7 +58,9 @@ class Task:
         if size is None:
             size = _length(self.train)
             if size is None:
-                raise SettingError(f"Task '{name}' draws from a sampler: give its `size`, the number of examples N.")
+                raise SettingError(
+                    f"The data of task '{name}' have no length: give its `size`, the number of examples N."
+                )
         if size < 1:
             raise DataError(f"Task '{name}' is empty: it has {size} examples.")
         self.size = size
@@ -71,6 +72,18 @@ class Task:
     def is_endless(self) -> bool:
         """Whether its training data are made by a sampler."""
         return not _is_finite(self.train)
+
+    def batch_size(self, asked: int) -> int:
+        """How many examples a training batch has.
+
+        Args:
+            asked: How many are asked for.
+
+        Returns:
+            That number, or the whole task if it has fewer examples; of a loader, the loader's own batch size.
+        """
+        own = self.train.batch_size if isinstance(self.train, DataLoader) else None
+        return min(own or asked, self.size)
 
     @property
     def parts(self) -> tuple[Task, ...]:
@@ -123,29 +136,26 @@ class Task:
         source = self.test if test else self.train
         if source is None:
             raise DataError(f"Task '{self.name}' has no test data.")
-        if isinstance(source, DataLoader):
-            seen = 0
-            for batch in source:
-                yield tuple(batch)
-                seen += len(batch[-1])
-                if size is not None and seen >= size:
-                    return
-        elif not _is_finite(source):
-            generator = torch.Generator().manual_seed(0) if generator is None else generator
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        count = _length(source)
+        if not _is_finite(source):
             remaining = self.size if size is None else size
             while remaining > 0:
                 yield tuple(source(min(batch_size, remaining), generator))
                 remaining -= batch_size
+        elif isinstance(source, DataLoader) and (size is None or count is None or size >= count):
+            seen = 0
+            for batch in _fetched(_loaded(source), source, generator):
+                yield batch
+                seen += len(batch[-1])
+                if size is not None and seen >= size:
+                    return
         else:
-            count = _length(source)
             assert count is not None
+            order = torch.arange(count, device="cpu")
             if size is not None and size < count:
-                generator = torch.Generator().manual_seed(0) if generator is None else generator
                 order = torch.randperm(count, generator=generator, device=generator.device)[:size]
-            else:
-                order = torch.arange(count, device="cpu")
-            for index in order.split(batch_size):
-                yield pick(source, index)
+            yield from _fetched((pick(source, index) for index in order.split(batch_size)), source, generator)
 
 
 class Batches:
@@ -160,7 +170,7 @@ class Batches:
     def __init__(self, source: Source, batch_size: int, generator: torch.Generator) -> None:
         self._source, self._batch_size, self._generator = source, batch_size, generator
         self._epoch: Iterator[tuple[Any, ...]] = iter(())
-        self._epoch_start = generator.get_state()
+        self._started_from: dict[str, Tensor] = {}
         self._position = 0
 
     def __iter__(self) -> Batches:
@@ -175,29 +185,39 @@ class Batches:
         return batch
 
     def place(self) -> dict[str, Tensor]:
-        """Where the iterator is: the generator's state at the start of the epoch, and the batches taken since."""
-        return {"epoch": self._epoch_start, "position": torch.tensor(self._position, device="cpu")}
+        """Where the iterator is: the generator's state at the start of the epoch, and the batches taken since.
+
+        Returns:
+            Nothing, if no batch was taken yet.
+        """
+        if not self._started_from:
+            return {}
+        return {**self._started_from, "position": torch.tensor(self._position, device="cpu")}
 
     def seek(self, place: Mapping[str, Tensor]) -> None:
-        """Go back to a place; the generator is left in the state that it has at that epoch's start.
+        """Go back to a place; in which state the generator is left is for the caller to decide.
 
         Args:
             place: From :meth:`place`.
         """
+        if not place:
+            return
         self._generator.set_state(place["epoch"])
+        if "loader" in place:
+            self._source.generator.set_state(place["loader"])
         self._start_epoch()
-        for _ in range(int(place["position"])):
-            next(self)
+        if _is_finite(self._source):
+            for _ in range(int(place["position"])):
+                next(self)
+        self._position = int(place["position"])
 
     def _start_epoch(self) -> None:
-        self._epoch_start, self._position = self._generator.get_state(), 0
         source, generator = self._source, self._generator
+        self._started_from, self._position = {"epoch": generator.get_state()}, 0
         if isinstance(source, DataLoader):
-            # A loader shuffles by the global generator, when its first batch is asked for.
-            with drawing_from(generator, torch.device("cpu")):
-                loader = iter(source)
-                first = next(loader)
-            self._epoch = (tuple(batch) for batch in chain([first], loader))
+            if source.generator is not None:
+                self._started_from["loader"] = source.generator.get_state()
+            self._epoch = _fetched(_loaded(source), source, generator)
         elif not _is_finite(source):
             self._epoch = (tuple(source(self._batch_size, generator)) for _ in iter(int, 1))
         else:
@@ -205,7 +225,33 @@ class Batches:
             assert count is not None
             usable = count - count % self._batch_size if count > self._batch_size else count
             order = torch.randperm(count, generator=generator, device=generator.device)[:usable]
-            self._epoch = (pick(source, index) for index in order.split(self._batch_size))
+            parts = (pick(source, index) for index in order.split(self._batch_size))
+            self._epoch = _fetched(parts, source, generator)
+
+
+def _loaded(loader: DataLoader[Any]) -> Iterator[tuple[Any, ...]]:
+    # Not a generator expression: that would call iter(loader), which draws, at once.
+    for batch in loader:
+        yield tuple(batch)
+
+
+def _fetched(
+    batches: Iterator[tuple[Any, ...]], source: Source, generator: torch.Generator
+) -> Iterator[tuple[Any, ...]]:
+    """The same batches. A loader shuffles, and a data set may augment, by torch's global generator: not here."""
+    if isinstance(source, tuple):
+        return batches
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    return _from_own_stream(batches, torch.Generator().manual_seed(seed))
+
+
+def _from_own_stream(batches: Iterator[tuple[Any, ...]], stream: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    while True:
+        with drawing_from(stream, torch.device("cpu")):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
@@ -235,9 +281,12 @@ def _checked(source: Source, name: str) -> Source:
         return source
     if callable(source):
         return source
+    kind = type(source).__name__
+    if isinstance(source, (tuple, list)):
+        kind = f"{kind} of {', '.join(type(item).__name__ for item in source) or 'nothing'}"
     raise SettingError(
-        f"The data of task '{name}' are a {type(source).__name__}; they must be tensors (x, y), a Dataset, a "
-        "DataLoader or a callable sampler(batch_size, generator)."
+        f"The data of task '{name}' are a {kind}; they must be tensors (x, y), a Dataset, a DataLoader or a callable "
+        "sampler(batch_size, generator). Arrays become tensors by torch.as_tensor."
     )
 
 
@@ -248,16 +297,15 @@ def _is_finite(source: Source) -> bool:
 def _length(source: Source) -> int | None:
     if isinstance(source, tuple):
         return len(source[0])
-    if isinstance(source, DataLoader):
-        return len(source.dataset)  # type: ignore[arg-type]
-    return len(source) if isinstance(source, Dataset) else None  # type: ignore[arg-type]
+    items = source.dataset if isinstance(source, DataLoader) else source
+    return len(items) if isinstance(items, Dataset) and hasattr(items, "__len__") else None
 
 
 def pick(source: Source, index: Tensor) -> tuple[Any, ...]:
     """Some examples of a source.
 
     Args:
-        source: Tensors, or a map-style data set.
+        source: Tensors, a map-style data set, or a loader of one.
         index: Which, [examples].
 
     Returns:
@@ -265,4 +313,6 @@ def pick(source: Source, index: Tensor) -> tuple[Any, ...]:
     """
     if isinstance(source, tuple):
         return tuple(item[index.to(item.device)] for item in source)
+    if isinstance(source, DataLoader):
+        return tuple(source.collate_fn([source.dataset[int(i)] for i in index]))
     return tuple(default_collate([source[int(i)] for i in index]))

@@ -141,3 +141,19 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     assert not Record.load(tmp_path / "record.json").is_complete
     subprocess.run(command, check=True)
     assert Record.load(tmp_path / "record.json").is_complete
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "split-digits", "--methods", "none", "--seeds", "4-0"], "Seeds are given as 0-4"),
+        (["run", "split-digits", "--tasks", "0"], "tasks must be at least 1, not 0"),
+        (["run", "split-digits", "--units", "0"], "units must be at least 1, not 0"),
+        (["run", "split-digits", "--num-samples", "0"], "num_samples must be at least 1, not 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line([*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err

@@ -14,8 +14,17 @@ from pyro.infer import Predictive, Trace_ELBO
 from torch import Tensor, nn
 
 import nclbayes as ncl
-from nclbayes.errors import DataError, FileError, ModelError, SettingError, UnsupportedUseError, ValuesError
-from nclbayes.methods import PlainTraining
+from nclbayes.errors import (
+    DataError,
+    FileError,
+    ModelError,
+    NonFiniteError,
+    SettingError,
+    UnsupportedUseError,
+    ValuesError,
+)
+from nclbayes.methods import EWC, KFAC, PlainTraining
+from nclbayes.mixture import TaskMixture
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 from tests.zoo import gains, inputs, labels, normal, rnn
 
@@ -483,3 +492,51 @@ def test_a_failed_update_leaves_the_generator_as_it_was() -> None:
         posterior.update(classification_task())
     for site, value in first.mean().items():
         assert torch.equal(value, second.mean()[site])
+
+
+def test_what_is_handed_out_is_a_copy() -> None:
+    seen: list[Tensor] = []
+    posterior = ncl.OnlinePosterior(classifier(), LAPLACE)
+    posterior.update(classification_task(), callbacks=[lambda p: seen.append(p.values()["0.weight"])])
+    assert not torch.equal(seen[0], seen[-1])
+    posterior.mean()["0.weight"].zero_()
+    assert bool(posterior.mean()["0.weight"].any())
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL, PlainTraining, EWC, KFAC])
+def test_weights_that_end_infinite_are_not_taken(engine: type[ncl.LaplaceNCL]) -> None:
+    model = ncl.BayesianNetwork(nn.Linear(5, 3), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, engine(steps=5, lr=1e-3))
+    posterior.update(classification_task())
+    before = posterior.mean()
+    x, y = classification_task(2).train
+    with pytest.raises(NonFiniteError, match=r"became NaN or infinite with the last step of task 'large'"):
+        posterior.update(ncl.Task((1e4 * x, y), name="large"), engine=engine(steps=1, lr=3e38))
+    assert all(torch.equal(value, before[site]) for site, value in posterior.mean().items())
+
+
+def test_a_schedule_that_a_file_cannot_hold_is_missed(tmp_path: Path) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=5, schedule=lambda done: 1 - done))
+    posterior.update(classification_task())
+    posterior.save(tmp_path / "p")
+    with pytest.warns(UserWarning, match="had a schedule"):
+        ncl.OnlinePosterior.load(tmp_path / "p", classifier())
+
+
+def test_labels_out_of_range_are_found_wherever_they_are() -> None:
+    x, y = classification_task().train
+    y = y.clone()
+    y[37] = 3
+    with pytest.raises(DataError, match=r"range from 0 to 3.*3 outputs"):
+        ncl.OnlinePosterior(classifier(), LAPLACE).update(ncl.Task((x, y), name="t"))
+
+
+def test_parts_of_a_mixture_must_agree_on_a_weight() -> None:
+    def model(x: Tensor, y: Tensor, gain: bool = False) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(1, 5), 1.0).to_event(2))
+        pyro.sample("y", dist.Normal(F.linear(x, w * 2 if gain else w), 1.0).to_event(1), obs=y)
+
+    data = inputs(20, 5), inputs(20, 1)
+    parts = [ncl.Task(data, name=str(gain), context={"gain": gain}) for gain in (False, True)]
+    with pytest.raises(ModelError, match="'w'"):
+        ncl.OnlinePosterior(model, LAPLACE).update(TaskMixture(parts, name="both"))

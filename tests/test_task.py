@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
+import pyro.distributions as dist
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import nclbayes as ncl
@@ -86,3 +88,66 @@ def test_bad_data_are_refused_by_name() -> None:
         ncl.Task("mnist", name="t")
     with pytest.raises(DataError, match="0 examples"):
         ncl.Task((X, Y), name="t", size=0)
+
+
+class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Examples that are augmented with torch's global generator."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return index + torch.rand(2), torch.tensor(index)
+
+
+@pytest.mark.parametrize("source", [Noisy(), DataLoader(Noisy(), batch_size=4, shuffle=True)], ids=["items", "loader"])
+def test_the_generator_decides_shuffling_and_augmentation(source: object) -> None:
+    def everything(seed: int) -> list[Tensor]:
+        task, generator = ncl.Task(source, name="t"), torch.Generator().manual_seed(seed)
+        batches = task.batches(4, generator)
+        found = [next(batches)[0] for _ in range(7)]
+        return found + [batch[0] for size in (None, 5) for batch in task.epoch(4, generator, size)]
+
+    before = torch.get_rng_state()
+    first = everything(0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    assert all(torch.equal(a, b) for a, b in zip(first, everything(0), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, everything(1), strict=True))
+
+
+def test_some_examples_of_a_loader_are_drawn_from_all_of_them() -> None:
+    loader = DataLoader(Noisy(), batch_size=4)
+    found = torch.cat([y for _, y in ncl.Task(loader, name="t").epoch(4, torch.Generator().manual_seed(0), size=6)])
+    assert len(set(found.tolist())) == 6
+    assert found.max() > 5
+
+
+def test_a_place_is_found_again_before_and_after_the_first_batch() -> None:
+    own = torch.Generator().manual_seed(9)
+    for source in (Noisy(), DataLoader(Noisy(), batch_size=4, shuffle=True, generator=own)):
+        for taken in (0, 2, 4):
+            batches = ncl.Task(source, name="t").batches(4, torch.Generator().manual_seed(0))
+            for _ in range(taken):
+                next(batches)
+            place, state = batches.place(), batches._generator.get_state()
+            expected = [next(batches)[0] for _ in range(5)] if taken else []
+            again = ncl.Task(source, name="t").batches(4, torch.Generator().manual_seed(1))
+            again.seek(place)
+            again._generator.set_state(state)
+            assert bool(place) == (taken > 0)
+            assert all(torch.equal(next(again)[0], batch) for batch in expected)
+
+
+def test_epochs_count_a_loaders_own_batches() -> None:
+    x, y = torch.zeros(64, 3), torch.zeros(64, 1)
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=None, epochs=2))
+    assert posterior.update(ncl.Task(loader, name="loader")).steps == 32
+    assert posterior.update(ncl.Task((x, y), name="tensors")).steps == 2
+
+
+def test_arrays_are_refused_with_the_remedy() -> None:
+    with pytest.raises(SettingError, match=r"tuple of ndarray, ndarray.*torch\.as_tensor"):
+        ncl.Task((np.zeros((3, 2)), np.zeros(3)), name="t")

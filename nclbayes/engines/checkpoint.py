@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from nclbayes.errors import FileError
-from nclbayes.state import State, state_tensors
 from nclbayes.storage import read_file, write_file
 
 # To be raised whenever snapshots hold other things, or go on in another way, than before.
@@ -66,22 +65,18 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
 
 
-def identity(task: str, size: int, engine: str, settings: Mapping[str, Any], states: Mapping[str, State]) -> str:
+def identity(settings: object, tensors: Mapping[str, Tensor]) -> str:
     """What tells one update from another.
 
     Args:
-        task: The task's name.
-        size: Its number of examples.
-        engine: The engine's name.
-        settings: Its settings.
-        states: The Gaussians before the update.
+        settings: Plain values that decide it.
+        tensors: Tensors that decide it.
 
     Returns:
         A string that is equal for equal updates.
     """
     checksum = 0
-    for name in sorted(states):
-        for part, tensor in sorted(state_tensors(states[name]).items()):
-            checksum = zlib.crc32(f"{name}/{part}".encode(), checksum)
-            checksum = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), checksum)
-    return json.dumps([_LAYOUT, task, size, engine, settings, checksum], sort_keys=True)
+    for name in sorted(tensors):
+        checksum = zlib.crc32(name.encode(), checksum)
+        checksum = zlib.crc32(tensors[name].detach().cpu().contiguous().numpy().tobytes(), checksum)
+    return json.dumps([_LAYOUT, settings, checksum], sort_keys=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Problem
 from nclbayes.engines.likelihood import log_likelihood
+from nclbayes.errors import NonFiniteError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.kronecker import SumRule
 from nclbayes.state import State, Structure
@@ -27,8 +29,14 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
 
     Returns:
         The Fisher of N examples for each block that the likelihood depends on, and the log likelihood of N examples.
+
+    Raises:
+        NonFiniteError: If the weights are not finite.
     """
     task = problem.task
+    for site, value in values.items():
+        if not bool(torch.isfinite(value).all()):
+            raise _diverged(f"The weights of site '{site}' became NaN or infinite", task.name)
     accumulator = FisherAccumulator(
         problem.model,
         {**problem.fixed, **values},
@@ -41,9 +49,22 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
     )
     fit = 0.0
     for batch in task.epoch(engine.batch_size, problem.generator, engine.fisher_size):
-        run = accumulator.update(to_device(batch, problem.device))
+        try:
+            run = accumulator.update(to_device(batch, problem.device))
+        except ValueError as error:
+            if "to satisfy the constraint" not in str(error):
+                raise
+            # A distribution refuses NaN in its parameters.
+            raise _diverged("The parameters of the likelihood became NaN or infinite", task.name) from error
         fit += float(log_likelihood(run.observed).detach())
     return accumulator.factors(task.size), fit * task.size / accumulator.examples
+
+
+def _diverged(what: str, task: str) -> NonFiniteError:
+    return NonFiniteError(
+        f"{what} with the last step of task '{task}'. The posterior is as it was before the update. Lower `lr`, or set "
+        "`trust_radius`."
+    )
 
 
 def add_fishers(

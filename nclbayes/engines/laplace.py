@@ -12,9 +12,9 @@ from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
 from nclbayes.engines.likelihood import BlockLikelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
-from nclbayes.fisher.sums import under
 from nclbayes.kronecker import SumRule
 from nclbayes.state import State
+from nclbayes.storage import under
 
 
 @dataclass(frozen=True, kw_only=True)

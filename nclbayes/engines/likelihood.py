@@ -83,7 +83,7 @@ class BlockLikelihood:
         self._problem = problem
         self._blocks = blocks
         self._plain = LogLikelihood(problem.model, problem.task.context, problem.fixed)
-        batch, rows = min(batch_size, problem.task.size), problem.rows
+        batch, rows = problem.task.batch_size(batch_size), problem.rows
         self._watched = any(s.name in rows and s.prefers_rows(batch * rows[s.name]) for s in blocks)
 
     def __call__(self, batch: tuple[Any, ...], leaves: Mapping[str, Tensor]) -> tuple[float, dict[str, Gradient], int]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,8 +17,8 @@ from tqdm import tqdm
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import MatrixError, NonFiniteError
-from nclbayes.fisher.sums import under
 from nclbayes.randomness import drawing_from
+from nclbayes.storage import under
 from nclbayes.task import Batches, to_device
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
         NonFiniteError: If a loss is NaN or infinite.
     """
     task, generator, checkpoint = problem.task, problem.generator, problem.checkpoint
-    total = settings.num_steps(task.size)
+    total = settings.num_steps(task.size, task.batch_size(settings.batch_size))
     batches = task.batches(settings.batch_size, generator)
     place = _Place()
     # What a network draws itself (dropout, process noise) has a stream of its own, so that it changes no other draw.
@@ -119,6 +120,8 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
         tqdm(total=total, initial=place.step, desc=task.name, disable=not show, leave=False) as bar,
     ):
         for step in range(place.step + 1, total + 1):
+            if settings.patience is not None and place.step - place.best_step >= settings.patience:
+                break
             lr = settings.lr * (1.0 if settings.schedule is None else settings.schedule((step - 1) / total))
             batch = to_device(next(batches), problem.device)
             with drawing_from(noise, problem.device):
@@ -127,12 +130,14 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
             bar.set_postfix(loss=f"{place.running:.4g}", refresh=False)
             bar.update()
             for callback in problem.callbacks:
-                callback(Progress(step, total, loss, stepper.values))
+                callback(Progress(step, total, loss, partial(_copies, stepper)))
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
                 _snapshot(checkpoint, place, stepper, batches, generator, noise)
-            if settings.patience is not None and step - place.best_step >= settings.patience:
-                break
     return History(place.losses, time.perf_counter() - started, stopped_early=place.step < total)
+
+
+def _copies(stepper: Stepper) -> dict[str, torch.Tensor]:
+    return {site: value.clone() for site, value in stepper.values().items()}
 
 
 @dataclass
@@ -186,7 +191,7 @@ def _guarded_step(stepper: Stepper, batch: tuple[Any, ...], lr: float, task: str
     try:
         loss = stepper.step(batch, lr)
     except NonFiniteError as error:
-        raise _diverged(str(error).rstrip("."), task, step) from error
+        raise _diverged(_first_sentence(error), task, step) from error
     except MatrixError as error:
         raise _diverged(f"The Fisher could not be added to the precision ({error})", task, step) from error
     except ValueError as error:
@@ -215,6 +220,10 @@ def _check_finite(stepper: Stepper, task: str, step: int, cause: Exception) -> N
     for site, value in stepper.values().items():
         if not bool(torch.isfinite(value).all()):
             raise _diverged(f"The weights of site '{site}' became NaN or infinite", task, step) from cause
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).split(". ")[0].rstrip(".")
 
 
 def _diverged(what: str, task: str, step: int) -> NonFiniteError:

@@ -54,7 +54,7 @@ class EngineSettings:
         if (self.steps is None) == (self.epochs is None):
             raise SettingError("Give either `steps` or `epochs`, and None for the other.")
         for name in ("steps", "batch_size", "fisher_samples", "fisher_size", "patience"):
-            self._require(name, lambda v: v >= 1 and v == int(v), "a whole number of at least 1")
+            self._require_whole(name)
         for name in ("epochs", "lr", "fisher_temperature", "trust_radius"):
             self._require(name, lambda v: v > 0, "positive")
         for name in ("prior_weight", "alpha"):
@@ -77,11 +77,12 @@ class EngineSettings:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
         return {name: getattr(value, "value", value) for name, value in values.items()}
 
-    def num_steps(self, size: int) -> int:
-        """How many steps a task of `size` examples takes.
+    def num_steps(self, size: int, batch_size: int) -> int:
+        """How many steps a task takes.
 
         Args:
             size: N.
+            batch_size: How many examples its batches have.
 
         Returns:
             The number of steps, at least 1.
@@ -89,9 +90,14 @@ class EngineSettings:
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return max(1, round(self.epochs * size / min(self.batch_size, size)))
+        return max(1, round(self.epochs * size / batch_size))
 
     def _require(self, name: str, holds: Callable[[Any], bool], what: str) -> None:
         value = getattr(self, name)
         if value is not None and not (isinstance(value, (int, float)) and holds(value)):
             raise SettingError(f"{name} must be {what}, not {value!r}.")
+
+    def _require_whole(self, name: str) -> None:
+        self._require(name, lambda v: v >= 1 and v == int(v), "a whole number of at least 1")
+        if getattr(self, name) is not None:
+            object.__setattr__(self, name, int(getattr(self, name)))

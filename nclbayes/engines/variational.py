@@ -15,11 +15,11 @@ from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.errors import SettingError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
-from nclbayes.fisher.sums import under
 from nclbayes.kronecker import SumRule
 from nclbayes.kronecker.triangular import between_triangles
 from nclbayes.randomness import drawing_from
 from nclbayes.state import KroneckerState, State, narrowed, state_from, state_settings, state_tensors
+from nclbayes.storage import under
 from nclbayes.watch import watch
 
 # Growing weights are brought back to 1 when they pass this.
@@ -62,7 +62,7 @@ class VariationalNCL(Engine):
         if not 0 < self.beta < 1:
             raise SettingError(f"beta must lie between 0 and 1, not {self.beta}.")
         for name in ("particles", "refresh_every"):
-            self._require(name, lambda v: v >= 1 and v == int(v), "a whole number of at least 1")
+            self._require_whole(name)
         self._require("init_scale", lambda v: v > 0, "positive")
 
     def run(self, problem: Problem) -> Outcome:

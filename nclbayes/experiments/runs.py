@@ -110,6 +110,9 @@ class RunConfig:
         scale = setup.prior_scale(method, scenario) if prior_scale is None else prior_scale
         if not scale > 0:
             raise SettingError(f"prior_scale must be positive, not {scale}.")
+        for name in ("size", "tasks", "num_samples", "units"):
+            if rest.get(name) is not None and rest[name] < 1:
+                raise SettingError(f"{name} must be at least 1, not {rest[name]}.")
         chosen.checked(merged)
         return cls(setup.name, method, scenario, seed, scale, merged, **rest)
 

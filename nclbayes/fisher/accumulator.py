@@ -13,7 +13,7 @@ from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.per_example import example_scores
 from nclbayes.fisher.squares import summed_squares
-from nclbayes.fisher.sums import BlockSums, KroneckerFisher, under
+from nclbayes.fisher.sums import BlockSums, KroneckerFisher
 from nclbayes.fisher.targets import (
     FisherKind,
     Target,
@@ -26,6 +26,7 @@ from nclbayes.fisher.targets import (
 )
 from nclbayes.fisher.verify import verify_squares, verify_uses
 from nclbayes.randomness import drawing_from
+from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
 from nclbayes.watch.run import Batch, Model, batch_size
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nclbayes.blocks import KroneckerBlock
 from nclbayes.fisher.gram import GramSum
+from nclbayes.storage import under
 from nclbayes.watch import LinearUse
 
 
@@ -197,19 +198,6 @@ class _Sums:
     inputs: GramSum
     gradients: GramSum
     rows: Tensor | float = 0.0
-
-
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with a prefix, without it.
-
-    Args:
-        tensors: By name.
-        prefix: The prefix.
-
-    Returns:
-        Those that start with it.
-    """
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _trace(matrix: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.mixture import TaskMixture
@@ -66,6 +68,19 @@ class CoresetLearner(KeepingLearner):
             if self._refined is None
             else self._refined.predict(*inputs, **settings)
         )
+
+    def to(self, device: torch.device | str) -> CoresetLearner:
+        """Move the posterior, and its model if that is a module.
+
+        Args:
+            device: Where to.
+
+        Returns:
+            The posterior itself.
+        """
+        self._refined = None
+        super().to(device)
+        return self
 
     def refined(self) -> OnlinePosterior:
         """A posterior that has learnt from the coreset too.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
@@ -60,9 +61,9 @@ class GPM(Engine):
         }
         fishers, _ = task_fisher(self, problem, stepper.values())
         memory = {
-            f"gpm/{name}": grow_basis(bases[name], fisher.input, self.threshold)
+            f"gpm/{name}": _grow(bases[name], fisher.input, self.threshold)
             for name, fisher in fishers.items()
-            if isinstance(fisher, KroneckerFisher) and fisher.input.ndim == 2
+            if isinstance(fisher, KroneckerFisher)
         }
         return Outcome(after, history, memory=memory)
 
@@ -95,7 +96,17 @@ def grow_basis(basis: Tensor | None, inputs: Tensor, threshold: float) -> Tensor
     return torch.linalg.qr(torch.cat([basis, directions[:, : min(count, n - basis.shape[1])]], dim=1)).Q
 
 
+def _grow(basis: Tensor | None, inputs: Tensor, threshold: float) -> Tensor:
+    """Let one basis grow, or those of a stack: these are kept as wide as the widest, with zeros."""
+    if inputs.ndim == 2:
+        return grow_basis(basis, inputs, threshold)
+    before = [None if basis is None else basis[k][:, basis[k].any(0)] for k in range(len(inputs))]
+    grown = [grow_basis(m, z, threshold) for m, z in zip(before, inputs, strict=True)]
+    width = max(m.shape[1] for m in grown)
+    return torch.stack([F.pad(m, (0, width - m.shape[1])) for m in grown])
+
+
 def _complement(basis: Tensor, like: Tensor) -> Tensor:
     """I - M M^T, in the dtype and on the device of a block's weights."""
-    identity = torch.eye(basis.shape[0], dtype=basis.dtype, device=basis.device)
+    identity = torch.eye(basis.shape[-2], dtype=basis.dtype, device=basis.device)
     return (identity - basis @ basis.mT).to(like)

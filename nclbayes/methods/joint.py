@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nclbayes.errors import ModelError
 from nclbayes.mixture import TaskMixture
 from nclbayes.posterior import OnlinePosterior, UpdateReport
 from nclbayes.task import Task
@@ -35,7 +36,15 @@ class JointLearner(OnlinePosterior):
 
         Returns:
             What the update did.
+
+        Raises:
+            ModelError: If the data of earlier tasks are not there.
         """
+        if len(self._seen) != len(self.tasks):
+            raise ModelError(
+                f"The learner has learnt {len(self.tasks)} tasks and holds the data of {len(self._seen)}: hand over "
+                "those of the tasks before it was saved, in order, by remember(tasks)."
+            )
         seen = (*self._seen, task)
         report = super().update(TaskMixture(seen, name=task.name), **settings)
         self._seen = seen

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from nclbayes.errors import SettingError
-from nclbayes.fisher.sums import under
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
 from nclbayes.posterior import OnlinePosterior
+from nclbayes.storage import under
 from nclbayes.task import Task
 
 

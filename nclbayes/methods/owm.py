@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,7 +16,7 @@ from nclbayes.engines.laplace import LaplaceNCL
 from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.kronecker import KroneckerPrecision
-from nclbayes.state import KroneckerState, State
+from nclbayes.state import DiagonalState, KroneckerState, State
 
 
 def activity_factors(theta: Tensor, fisher: KroneckerFisher, both_sides: bool) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,11 @@ class OWM(LaplaceNCL):
         Returns:
             The precisions after it; there is no evidence, as there is no posterior.
         """
-        return replace(super().run(problem), log_evidence=None)
+        states = {
+            name: _isotropic(state) if isinstance(state, DiagonalState) or name not in problem.trained else state
+            for name, state in problem.states.items()
+        }
+        return replace(super().run(replace(problem, states=states)), log_evidence=None)
 
     def absorb(
         self, problem: Problem, theta: Mapping[str, Tensor], fishers: Mapping[str, Fisher]
@@ -181,6 +186,19 @@ class LaplaceDOWM(LaplaceOWM):
     """
 
     both_sides: ClassVar[bool] = True
+
+
+def _isotropic(state: State) -> State:
+    """The same block with the precision tau I, in which a step is one of plain training."""
+    tau = math.exp(state.log_scale)
+    if isinstance(state, DiagonalState):
+        return replace(state, precision=torch.full_like(state.precision, tau))
+    A, G = (torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in _sides(state))
+    return replace(state, precision=KroneckerPrecision.factorise((tau * A).contiguous(), G.contiguous()))
+
+
+def _sides(state: KroneckerState) -> tuple[Tensor, Tensor]:
+    return state.precision.input, state.precision.output
 
 
 def _identity(size: int, like: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class SynapticIntelligence(AdamEngine):
     While a task is learnt, ``w_i`` sums ``-g_i dtheta_i``, what weight i did for the mean loss. Afterwards
     ``Omega_i <- Omega_i + max(w_i, 0) / (D_i^2 + xi)``, D the way from start to end, and later tasks are learnt by Adam
     with the penalty ``c sum_i Omega_i (theta_i - mu_i)^2``. In the units of a posterior, where everything is N times
-    the mean, that is a Gaussian whose precision grows by ``2 N Omega``.
+    the mean, that is a Gaussian of precision ``2 N Omega``, N the size of the task that is learnt.
 
     Attributes:
         prior_weight: c.
@@ -48,19 +48,33 @@ class SynapticIntelligence(AdamEngine):
             problem: The task, and the Gaussians before it.
 
         Returns:
-            The Gaussians after it.
+            The Gaussians after it, and in memory Omega, with the size that they have it for.
         """
+        size = problem.task.size
+        problem = replace(problem, states={name: _resized(s, problem, size) for name, s in problem.states.items()})
         stepper = PathStepper(self, problem)
         history = run_loop(stepper, self, problem)
         after: dict[str, State] = {}
+        memory: dict[str, Tensor] = {}
         for name, theta in stepper.matrices().items():
             state = problem.states[name]
             assert isinstance(state, DiagonalState)
             way = (theta - problem.start[name]).double()
             importance = stepper.path[name].clamp(min=0) / (way.square() + self.damping)
-            precision = state.precision + 2 * problem.task.size * importance
-            after[name] = replace(state, loc=theta, precision=precision)
-        return Outcome(after, history)
+            after[name] = replace(state, loc=theta, precision=state.precision + 2 * size * importance)
+            memory[f"si/{name}"] = problem.memory.get(f"si/{name}", torch.zeros_like(importance)).to(way) + importance
+            memory[f"si/{name}/size"] = torch.tensor(size, device="cpu")
+        return Outcome(after, history, memory=memory)
+
+
+def _resized(state: State, problem: Problem, size: int) -> State:
+    """The precision 2 N Omega for another N than it was left with."""
+    assert isinstance(state, DiagonalState)
+    importance = problem.memory.get(f"si/{state.block.name}")
+    if importance is None:
+        return state
+    change = size - int(problem.memory[f"si/{state.block.name}/size"])
+    return replace(state, precision=state.precision + 2 * change * importance.to(state.precision))
 
 
 class PathStepper(AdamStepper):

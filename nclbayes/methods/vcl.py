@@ -39,7 +39,7 @@ class VCL(AdamEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("particles", lambda v: v >= 1 and v == int(v), "a whole number of at least 1")
+        self._require_whole("particles")
         self._require("init_scale", lambda v: v > 0, "positive")
 
     def run(self, problem: Problem) -> Outcome:

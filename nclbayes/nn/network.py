@@ -59,6 +59,10 @@ class BayesianNetwork(PyroModule):
         weight: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__()
+        given: object = likelihood
+        if not isinstance(given, Likelihood):
+            what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+            raise SettingError(f"The likelihood must be one such as Categorical() or Normal(0.1), not {what}.")
         self.likelihood = likelihood
         self.inputs = inputs
         self.mask = mask
@@ -126,8 +130,9 @@ class BayesianNetwork(PyroModule):
             with torch.no_grad():
                 output = self.network(*inputs, **context)
         except (RuntimeError, TypeError, IndexError, ValueError) as error:
-            shapes = ", ".join(str(tuple(item.shape)) for item in inputs if isinstance(item, Tensor))
-            raise DataError(f"The network cannot take inputs of shape {shapes}: {error}") from error
+            shapes = ", ".join(f"{tuple(i.shape)} and {i.dtype}" for i in inputs if isinstance(i, Tensor))
+            remedy = " Make both of one dtype: x.float(), or net.double()." if "dtype" in str(error) else ""
+            raise DataError(f"The network cannot take inputs of shape {shapes}: {error}.{remedy}") from error
         self.likelihood.check(output, target)
 
     def _site_priors(self) -> dict[str, Any]:
@@ -158,8 +163,15 @@ def _prior_of(prior: Any, name: str, parameter: Tensor) -> Any:
                 f"No pattern of the prior ({', '.join(map(repr, prior))}) matches the parameter '{name}'. Add one, or "
                 "'*' as the last, or freeze the parameter."
             )
+    elif isinstance(prior, torch.distributions.Distribution):
+        found = prior
+    elif callable(prior):
+        found = prior(name, parameter)
     else:
-        found = prior if isinstance(prior, torch.distributions.Distribution) else prior(name, parameter)
+        raise SettingError(
+            "The prior must be a Normal such as dist.Normal(0.0, 1.0), a mapping from patterns of names to Normals, or "
+            f"a function of name and parameter, not a {type(prior).__name__}."
+        )
     base = found
     while isinstance(base, torch.distributions.Independent):
         base = base.base_dist

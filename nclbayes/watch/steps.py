@@ -19,8 +19,9 @@ def valid_steps(mask: Tensor | None) -> Iterator[None]:
     """Inside this context, linear maps see data only where the mask is true; elsewhere is padding.
 
     Use it in a model of variable-length sequences, around the maps that run over padded steps. It changes nothing
-    that the model computes: only the Fisher reads it, and leaves the padded rows out of its sums and counts. The
-    likelihood of padded steps must be masked as usual in Pyro (``poutine.mask`` or ``fn.mask``).
+    that the model computes. Sums over rows read it, the Fisher's and those of gradients that are kept as rows: they
+    leave the padded ones out. The likelihood of padded steps must be masked as usual in Pyro (``poutine.mask`` or
+    ``fn.mask``).
 
     Args:
         mask: Boolean, its dimensions the leading ones of the maps' outputs: [batch, time] around a map of

@@ -104,6 +104,37 @@ def test_a_checkpoint_of_another_update_is_refused(tmp_path: Path) -> None:
     assert not posterior.blocks
 
 
+@pytest.mark.parametrize("change", ["network", "generator", "labels"])
+def test_a_checkpoint_from_another_start_is_refused(tmp_path: Path, change: str) -> None:
+    interrupted(tmp_path / "c")
+    model = classifier(seed=1) if change == "network" else classifier()
+    generator = torch.Generator().manual_seed(1 if change == "generator" else 0)
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=40, batch_size=16), generator=generator)
+    x, y = classification_task(1).train
+    task = ncl.Task((x, 2 - y if change == "labels" else y), name=classification_task(1).name)
+    with pytest.raises(FileError, match="checkpoint of another update"):
+        posterior.update(task, checkpoint=tmp_path / "c")
+
+
+def test_an_update_that_had_stopped_early_takes_no_further_step(tmp_path: Path) -> None:
+    engine = ncl.LaplaceNCL(steps=40, batch_size=60, lr=1e-9, patience=5)
+    whole = ncl.OnlinePosterior(classifier(), engine).update(classification_task(1))
+    assert whole.steps == 6
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    posterior = ncl.OnlinePosterior(classifier(), engine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nclbayes.engines.laplace.task_fisher", stop)
+        with pytest.raises(Stop):
+            posterior.update(classification_task(1), checkpoint=tmp_path / "c", checkpoint_every=6)
+    assert posterior.update(classification_task(1), checkpoint=tmp_path / "c").steps == 6
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c"
     posterior = interrupted(path)

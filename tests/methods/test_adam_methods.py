@@ -157,6 +157,19 @@ def test_si_sums_what_each_step_did_for_the_loss() -> None:
         assert float(expected.max()) > 1.5
 
 
+def test_the_penalty_of_si_does_not_depend_on_the_size_of_the_next_task() -> None:
+    x, y = classification_task(2).train
+    moved = []
+    for repeats in (1, 5):
+        posterior = ncl.OnlinePosterior(classifier(prior=1e4), SynapticIntelligence(steps=30, batch_size=60))
+        posterior.update(classification_task(1))
+        repeated = ncl.Task((x.repeat(repeats, 1), y.repeat(repeats)), name="again")
+        posterior.update(repeated, engine=SynapticIntelligence(steps=1, batch_size=60 * repeats, prior_weight=1e3))
+        posterior.update(repeated, engine=SynapticIntelligence(steps=1, batch_size=60 * repeats, prior_weight=1e3))
+        moved.append(posterior.mean()["0.weight"])
+    torch.testing.assert_close(moved[0], moved[1])
+
+
 @pytest.mark.parametrize(
     ("engine", "settings"),
     [

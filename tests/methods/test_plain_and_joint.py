@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import nclbayes as ncl
-from nclbayes.errors import SettingError
+from nclbayes.errors import ModelError, SettingError
 from nclbayes.methods import METHODS, JointLearner, PlainTraining, find_method
 from tests.engines.test_laplace import classification_task, classifier
 
@@ -61,7 +61,8 @@ def test_joint_training_keeps_every_task_and_every_head() -> None:
     assert accuracy["none"][0] < accuracy["joint"][0] - 0.1
 
 
-def test_joint_training_stopped_and_taken_up_is_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [1, 15])
+def test_joint_training_stopped_and_taken_up_is_the_same(tmp_path: Path, at: int) -> None:
     tasks = [ncl.Task(classification_task(k).train, name=f"t{k}", context={"head": k}) for k in range(2)]
     whole, halves = (JointLearner(heads(), PlainTraining(steps=30, batch_size=20)) for _ in range(2))
     for learner in (whole, halves):
@@ -72,19 +73,21 @@ def test_joint_training_stopped_and_taken_up_is_the_same(tmp_path: Path) -> None
         pass
 
     def stop(progress: ncl.engines.Progress) -> None:
-        if progress.step == 15:
+        if progress.step == at + 1:
             raise Stop
 
     state = halves.generator.get_state()
     path = tmp_path / "c"
     with pytest.raises(Stop):
-        halves.update(tasks[1], checkpoint=path, checkpoint_every=10, callbacks=[stop])
+        halves.update(tasks[1], checkpoint=path, checkpoint_every=at, callbacks=[stop])
     halves.save(tmp_path / "p")
     again = JointLearner.load(tmp_path / "p", heads())
     assert isinstance(again, JointLearner)
+    with pytest.raises(ModelError, match=r"learnt 1 tasks and holds the data of 0.*remember"):
+        again.update(tasks[1])
     again.remember([tasks[0]])
     again.generator.set_state(state)
-    again.update(tasks[1], checkpoint=path, checkpoint_every=10)
+    again.update(tasks[1], checkpoint=path)
     assert again.tasks == ("t0", "t1")
     for site, value in whole.mean().items():
         assert torch.equal(value, again.mean()[site])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pyro.distributions as dist
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.errors import SettingError
-from nclbayes.methods import DOWM, GPM, OWM, LaplaceDOWM, LaplaceOWM
+from nclbayes.methods import DOWM, GPM, OWM, LaplaceDOWM, LaplaceOWM, PlainTraining
 from nclbayes.methods.gpm import grow_basis
 from tests.engines.test_laplace import classification_task, classifier
+from tests.zoo import inputs, labels
 
 
 def activities(values: dict[str, Tensor], task: ncl.Task) -> dict[str, Tensor]:
@@ -85,6 +87,38 @@ def test_gpm_protects_the_leading_directions_of_each_task() -> None:
     fewer = both[:, :-1]
     assert held >= 0.95 > (second @ fewer).square().sum() / second.square().sum()
     assert torch.equal(grow_basis(both, first.mT @ first / 200, 0.999), both)
+
+
+@pytest.mark.parametrize("engine", [OWM, DOWM])
+def test_the_first_task_is_plain_training_whatever_the_prior(engine: type[OWM]) -> None:
+    found = []
+    for method in (engine(steps=3, batch_size=60, lr=0.1), PlainTraining(steps=3, batch_size=60, lr=0.1)):
+        torch.manual_seed(0)
+        prior = {"*bias": dist.Normal(0.0, 10.0), "*": dist.Normal(0.0, 1.0)}
+        model = ncl.BayesianNetwork(nn.Linear(5, 3), ncl.Categorical(), prior=prior)
+        posterior = ncl.OnlinePosterior(model, method)
+        posterior.update(classification_task())
+        found.append(posterior.mean())
+    for site, value in found[1].items():
+        torch.testing.assert_close(found[0][site], value)
+
+
+def test_gpm_protects_every_map_of_a_stack() -> None:
+    net = nn.Sequential(nn.Conv1d(4, 6, 1, groups=2), nn.Flatten(), nn.Linear(12, 2))
+    model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, GPM(steps=20, batch_size=30, threshold=1.0))
+    # the first group's inputs leave a direction open, the second's do not
+    x = inputs(30, 4, 2)
+    x[:, 1] = x[:, 0]
+    posterior.update(ncl.Task((x, labels(2, 30)), name="a"))
+    before = posterior.model.network[0]
+    kept = posterior.mean()
+    posterior.update(ncl.Task((inputs(30, 4, 2, seed=5), labels(2, 30, seed=6)), name="b"))
+    after = posterior.mean()
+    outputs = [F.conv1d(x, m["0.weight"], m["0.bias"], groups=2) for m in (kept, after)]
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(kept["0.weight"], after["0.weight"])
+    assert before.groups == 2
 
 
 def test_gpm_leaves_the_outputs_on_protected_inputs_as_they_were() -> None:

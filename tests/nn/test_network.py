@@ -140,3 +140,16 @@ def test_the_wrong_number_of_arguments_is_explained() -> None:
         model(inputs(2, 4), inputs(2, 4), labels(3, 2))
     with pytest.raises(SettingError, match="scale"):
         ncl.Normal(0.0)
+
+
+def test_what_is_no_prior_or_no_likelihood_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"must be a Normal such as dist\.Normal\(0\.0, 1\.0\).*not a float"):
+        ncl.BayesianNetwork(nn.Linear(2, 1), ncl.Normal(), prior=10.0)
+    with pytest.raises(SettingError, match=r"such as Categorical\(\).*not the class Categorical"):
+        ncl.BayesianNetwork(nn.Linear(2, 1), ncl.Categorical, prior=dist.Normal(0.0, 1.0))  # type: ignore[arg-type]
+
+
+def test_inputs_of_another_dtype_are_refused_with_the_remedy() -> None:
+    model = ncl.BayesianNetwork(nn.Linear(2, 1), ncl.Normal(), prior=dist.Normal(0.0, 1.0))
+    with pytest.raises(DataError, match=r"torch\.float64.*x\.float\(\), or net\.double\(\)"):
+        model.check(torch.zeros(4, 2).double(), torch.zeros(4, 1))

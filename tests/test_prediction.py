@@ -1,0 +1,98 @@
+"""Predictions of sequences, vectors and masked targets, against a loop over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nclbayes as ncl
+from nclbayes.errors import DataError, ModelError
+from nclbayes.randomness import drawing_from
+from tests.zoo import inputs, labels
+
+
+def learnt(model: Any, x: Tensor, y: Tensor) -> ncl.OnlinePosterior:
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=20, batch_size=20))
+    posterior.update(ncl.Task((x, y), name="t"))
+    return posterior
+
+
+def loop(posterior: ncl.OnlinePosterior, x: Tensor, y: Tensor, count: int) -> Tensor:
+    """The log of the mean over samples of an example's likelihood, one network at a time."""
+    generator = torch.Generator().manual_seed(5)
+    with drawing_from(generator, torch.device("cpu")):
+        draws = posterior.sample(count, generator)
+    found = []
+    for i in range(count):
+        values = {site: value[i] for site, value in draws.items()}
+        found.append(pyro.condition(posterior.model, data=values)(x).log_prob(y))
+    return torch.stack(found).logsumexp(0) - torch.tensor(float(count)).log()
+
+
+def network(likelihood: ncl.nn.Likelihood, outputs: int, mask: Callable[..., Tensor] | None = None) -> Any:
+    torch.manual_seed(0)
+    return ncl.BayesianNetwork(nn.Linear(3, outputs), likelihood, dist.Normal(0.0, 1.0), mask=mask)
+
+
+def correlated(x: Tensor, y: Tensor | None = None) -> Any:
+    w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+    fn = dist.MultivariateNormal(x @ w, torch.tensor([[1.0, 0.5], [0.5, 2.0]]))
+    pyro.sample("y", fn, obs=y)
+    return fn
+
+
+CASES: dict[str, tuple[Callable[[], Any], Tensor, Tensor]] = {
+    "labels of a sequence": (lambda: network(ncl.Categorical(), 4), inputs(20, 5, 3), labels(4, 20, 5)),
+    "numbers of a sequence": (lambda: network(ncl.Normal(0.5), 2), inputs(20, 5, 3), inputs(20, 5, 2)),
+    "masked numbers": (
+        lambda: network(ncl.Normal(0.5), 2, mask=lambda x: x[..., :2] > 0),
+        inputs(20, 5, 3),
+        inputs(20, 5, 2),
+    ),
+    "correlated vectors": (lambda: correlated, inputs(20, 3), inputs(20, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("count", [5, 8])
+def test_samples_are_averaged_as_by_a_loop(name: str, count: int) -> None:
+    make, x, y = CASES[name]
+    posterior = learnt(make(), x, y)
+    predicted = posterior.predict(x, num_samples=count, generator=torch.Generator().manual_seed(5))
+    # drawn in one chunk, as the loop's are
+    torch.testing.assert_close(predicted.log_prob(y), loop(posterior, x, y, count), rtol=1e-4, atol=1e-4)
+
+
+def test_masked_targets_count_neither_at_the_mean_nor_in_an_average() -> None:
+    x, y = inputs(20, 3), inputs(20, 2)
+    model = network(ncl.Normal(0.5), 2, mask=lambda x: torch.tensor([True, False]).expand(len(x), 2))
+    posterior = learnt(model, x, y)
+    wrong = y.clone()
+    wrong[:, 1] = 100.0
+    for how in ({}, {"num_samples": 4}):
+        scores = [
+            posterior.predict(x, **how, generator=torch.Generator().manual_seed(0)).log_prob(t) for t in (y, wrong)
+        ]
+        torch.testing.assert_close(*scores)
+
+
+@pytest.mark.parametrize("likelihood", [ncl.Categorical(), ncl.Normal(0.5)])
+def test_a_sequence_is_not_linearised(likelihood: ncl.nn.Likelihood) -> None:
+    x = inputs(20, 5, 3)
+    y = labels(4, 20, 5) if isinstance(likelihood, ncl.Categorical) else inputs(20, 5, 4)
+    posterior = learnt(network(likelihood, 4), x, y)
+    with pytest.raises(ModelError, match=r"event shape \(5(, 4)?,?\)\. Use num_samples"):
+        posterior.predict(x, method="linearized")
+
+
+def test_an_array_is_refused() -> None:
+    posterior = learnt(network(ncl.Normal(0.5), 2), inputs(20, 3), inputs(20, 2))
+    with pytest.raises(DataError, match=r"ndarray: make a tensor of it with torch\.as_tensor"):
+        posterior.predict(np.zeros((4, 3)))
