@@ -1,9 +1,8 @@
 """How Sphinx builds the documentation."""
 
-import filecmp
 import importlib.util
 import os
-import shutil
+import re
 import sys
 from pathlib import Path
 
@@ -53,6 +52,12 @@ nb_merge_streams = True
 os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
 
 
+SHORT = """```{warning}
+This page was built in a short mode: training stops after a few steps, so that numbers and pictures below are not those
+that the text describes.
+```"""
+
+
 def copy_tutorials() -> None:
     """Bring the tutorials below the folder that Sphinx reads; a file that is there already is not touched."""
     source, target = ROOT / "tutorials", ROOT / "docs" / "tutorials"
@@ -62,8 +67,11 @@ def copy_tutorials() -> None:
         if path.name not in names:
             path.unlink()
     for name in names:
-        if not (target / name).exists() or not filecmp.cmp(source / name, target / name, shallow=False):
-            shutil.copyfile(source / name, target / name)
+        text = (source / name).read_text()
+        if not full_tutorials:
+            text = re.sub(r"^(# .*)$", rf"\1\n\n{SHORT}", text, count=1, flags=re.MULTILINE)
+        if not (target / name).exists() or (target / name).read_text() != text:
+            (target / name).write_text(text)
 
 
 copy_tutorials()

@@ -128,10 +128,11 @@ def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:
         A batch.
     """
     batch = next(iter(task.epoch(8, torch.Generator().manual_seed(0))))
-    if isinstance(task.train, tuple):
-        targets = task.train[-1].reshape(task.size, -1)
+    if isinstance(task.train, tuple) and not task.train[-1].is_complex():
+        targets = task.train[-1].reshape(len(task.train[-1]), -1).double()
         extreme = torch.stack([targets.amin(-1).argmin(), targets.amax(-1).argmax()])
-        batch = pick(task.train, torch.cat([torch.arange(len(batch[-1]), device=extreme.device)[:6], extreme]))
+        first = torch.arange(min(6, len(targets)), device=extreme.device)
+        batch = pick(task.train, torch.cat([first, extreme]).unique())
     return to_device(batch, device)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from nclbayes.blocks import Block
 from nclbayes.engines.base import Problem
@@ -117,28 +118,34 @@ def block_gradients(
         retain_graph: Whether the run will be differentiated again.
 
     Returns:
-        For each block its rows where it prefers them, else a matrix; no rows where the run does not meet the block.
+        For each block its rows where it prefers them, else a matrix.
     """
     uses, counts = uses_by_weight(run), rows_of_blocks(run, (steps.state.block for steps in blocks))
-    met = [steps.state.block for steps in blocks if all(site in run.latents for site in steps.state.block.sites)]
-    by_rows = [s.state.block for s in blocks if s.name in counts and s.prefers_rows(counts[s.name])]
-    whole = [block for block in met if block not in by_rows]
-    leaves = {site: run.latents[site].value for block in whole for site in block.sites}
-    edges = [use.edge for block in by_rows for use in uses[block.sites[0]]]
-    edges += map(get_gradient_edge, leaves.values())
-    grads = iter(torch.autograd.grad(value, edges, retain_graph=retain_graph, allow_unused=True))
-    found: dict[str, Gradient] = {steps.name: RowGradient() for steps in blocks}
-    for block in by_rows:
-        found[block.name] = sum((_rows(use, next(grads), block) for use in uses[block.sites[0]]), RowGradient())
-    by_site = {site: _or_zero(next(grads), leaf) for site, leaf in leaves.items()}
-    return found | {block.name: block.pack(by_site) for block in whole}
+    by_rows = {s.name: uses[s.state.block.sites[0]] for s in blocks if s.prefers_rows(counts.get(s.name, math.inf))}
+    edges: dict[str | tuple[str, int], GradientEdge] = {}
+    for steps in blocks:
+        if steps.name in by_rows:
+            edges |= {(steps.name, i): use.edge for i, use in enumerate(by_rows[steps.name])}
+        else:
+            met = (site for site in steps.state.block.sites if site in run.latents)
+            edges |= {site: get_gradient_edge(run.latents[site].value) for site in met}
+    values = torch.autograd.grad(value, list(edges.values()), retain_graph=retain_graph, allow_unused=True)
+    grads = dict(zip(edges, values, strict=True))
+    found: dict[str, Gradient] = {}
+    for steps in blocks:
+        block = steps.state.block
+        if steps.name in by_rows:
+            pieces = ((use, grads[steps.name, i]) for i, use in enumerate(by_rows[steps.name]))
+            found[steps.name] = RowGradient(tuple(_piece(use, g, block) for use, g in pieces if g is not None))
+        else:
+            weights = block.unpack(steps.theta)
+            found[steps.name] = block.pack({site: _or_zero(grads.get(site), w) for site, w in weights.items()})
+    return found
 
 
-def _rows(use: LinearUse, grad: Tensor | None, block: Block) -> RowGradient:
-    if grad is None:
-        return RowGradient()
+def _piece(use: LinearUse, grad: Tensor, block: Block) -> tuple[Tensor, Tensor, bool]:
     (inputs,) = use.input_rows()
-    return RowGradient(((inputs, use.gradient_rows(grad), use.bias is not None and use.bias in block.sites),))
+    return inputs, use.gradient_rows(grad), use.bias is not None and use.bias in block.sites
 
 
 def _or_zero(grad: Tensor | None, leaf: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.blocks import find_blocks
-from nclbayes.engines import steps as engine_steps
+from nclbayes.engines import preconditioners
 from nclbayes.engines.gradients import RowGradient, rows_of_blocks
 from nclbayes.engines.likelihood import block_gradients, log_likelihood
 from nclbayes.engines.steps import BlockSteps
@@ -26,7 +26,7 @@ from tests.zoo import ZOO, Case, inputs, labels
 
 @pytest.fixture
 def always_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_steps, "_WORTH", -torch.inf)
+    monkeypatch.setattr(preconditioners, "_WORTH", -torch.inf)
 
 
 def positive(size: int, seed: int) -> Tensor:
@@ -97,7 +97,7 @@ def test_rows_are_preferred_while_they_are_few() -> None:
 
 
 def test_before_the_first_task_a_step_multiplies_no_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_steps, "_WORTH", -torch.inf)
+    monkeypatch.setattr(preconditioners, "_WORTH", -torch.inf)
     case = ZOO["functional"]()
     run = watch(case.model, case.batch, case.values)
     for block in find_blocks(run).values():
@@ -128,7 +128,7 @@ def small_problem() -> tuple[ncl.BayesianNetwork, list[ncl.Task]]:
 def test_both_forms_learn_the_same(engine: Callable[[], ncl.engines.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for worth in (torch.inf, -torch.inf):
-        monkeypatch.setattr(engine_steps, "_WORTH", worth)
+        monkeypatch.setattr(preconditioners, "_WORTH", worth)
         model, tasks = small_problem()
         posterior = ncl.OnlinePosterior(model, engine(), generator=torch.Generator().manual_seed(0))
         losses = [loss for task in tasks for loss in posterior.update(task).losses]

@@ -1,0 +1,175 @@
+"""What a gradient is multiplied with: the inverse of a block's precision, damped or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nclbayes.engines.gradients import Gradient, RowGradient
+from nclbayes.kronecker import kronecker_sum
+from nclbayes.state import DiagonalState, State
+
+# Rows must save so many multiplications of a step to be worth the watching that finds them.
+_WORTH = 2e7
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A preconditioner of independent weights.
+
+    Attributes:
+        weights: tau P, of the block's shape.
+        pull: P Lambda, of the block's shape; None for the identity.
+    """
+
+    weights: Tensor
+    pull: Tensor | None
+
+    def prefers_rows(self, rows: float) -> bool:
+        """Whether a gradient of so many rows is better left as them: never."""
+        return False
+
+    def add(self, m: Tensor, g: Gradient, rho: float, factor: float) -> None:
+        """M <- rho M + factor tau P g.
+
+        Args:
+            m: M, changed in place.
+            g: The gradient; of rows there must be none.
+            rho: What M is multiplied with.
+            factor: What the rest is multiplied with.
+        """
+        m.mul_(rho)
+        if isinstance(g, RowGradient):
+            assert not g.pieces
+        else:
+            m.addcmul_(g, self.weights, value=factor)
+
+    def add_pull(self, m: Tensor, theta: Tensor, loc: Tensor, factor: float) -> None:
+        """M <- M + factor P Lambda (theta - mu).
+
+        Args:
+            m: M, changed in place.
+            theta: The weights.
+            loc: mu.
+            factor: What that is multiplied with.
+        """
+        if self.pull is None:
+            m.add_(theta, alpha=factor).sub_(loc, alpha=factor)
+        else:
+            m.addcmul_(theta - loc, self.pull, value=factor)
+
+
+@dataclass(frozen=True)
+class TwoSided:
+    """A preconditioner ``P = left (x) right`` of a linear map, or of a stack of them.
+
+    Attributes:
+        left: [m, m] or [k, m, m], symmetric.
+        right: tau times the other side, [n, n] or [k, n, n], symmetric.
+        pull: The two sides of P Lambda; None for the identity.
+    """
+
+    left: Tensor
+    right: Tensor
+    pull: tuple[Tensor, Tensor] | None
+
+    def prefers_rows(self, rows: float) -> bool:
+        """Whether a gradient is better left as its rows.
+
+        Args:
+            rows: How many there are.
+
+        Returns:
+            Whether multiplying them by the two sides saves work worth the name.
+        """
+        if self.left.ndim != 2:
+            return False
+        m, n = self.left.shape[0], self.right.shape[0]
+        return m * n * (m + n) - rows * (m * m + n * n) > _WORTH
+
+    def add(self, m: Tensor, g: Gradient, rho: float, factor: float) -> None:
+        """M <- rho M + factor tau P g.
+
+        Args:
+            m: M, changed in place.
+            g: The gradient.
+            rho: What M is multiplied with.
+            factor: What the rest is multiplied with.
+        """
+        if isinstance(g, RowGradient):
+            m.mul_(rho)
+            for first, second in g.between(self.left, self.right):
+                m.addmm_(first, second, alpha=factor)
+        elif g.ndim == 2:
+            torch.addmm(m, self.left @ g, self.right, beta=rho, alpha=factor, out=m)
+        else:
+            torch.baddbmm(m, self.left @ g, self.right, beta=rho, alpha=factor, out=m)
+
+    def add_pull(self, m: Tensor, theta: Tensor, loc: Tensor, factor: float) -> None:
+        """M <- M + factor P Lambda (theta - mu).
+
+        Args:
+            m: M, changed in place.
+            theta: The weights.
+            loc: mu.
+            factor: What that is multiplied with.
+        """
+        if self.pull is None:
+            m.add_(theta, alpha=factor).sub_(loc, alpha=factor)
+        else:
+            left, right = self.pull
+            m.add_(left @ (theta - loc) @ right, alpha=factor)
+
+
+Preconditioner = Elementwise | TwoSided
+
+
+def preconditioner(state: State, tau: float, damping: float) -> Preconditioner:
+    """The preconditioner ``P = (Lambda + damping I)^-1`` of a block.
+
+    Where damping matters the pull of the prior is preconditioned too: P Lambda (theta - mu) in place of theta - mu.
+
+    Args:
+        state: The block's Gaussian.
+        tau: What P is multiplied with.
+        damping: N alpha^2.
+
+    Returns:
+        P, in the dtype of the block's weights.
+    """
+    dtype = state.loc.dtype
+    if isinstance(state, DiagonalState):
+        inverse = 1 / (state.precision + damping)
+        return Elementwise((tau * inverse).to(dtype), (inverse * state.precision).to(dtype))
+    p = state.precision
+    left, right, pull = p.output_inverse, p.input_inverse, None
+    # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition.
+    if damping > 0 and float((_diagonal(left).sum(-1) * _diagonal(right).sum(-1)).max()) * damping >= 1e-9:
+        identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output)]
+        total = kronecker_sum(p.input, p.output, damping * identities[0], identities[1])
+        left, right = total.output_inverse, total.input_inverse
+        pull = (left @ p.output).to(dtype), (p.input @ right).to(dtype)
+    elif _is_diagonal(left) and _is_diagonal(right):
+        # As before the first task: what the two products do is one product elementwise.
+        return Elementwise((tau * _diagonal(left).unsqueeze(-1) * _diagonal(right).unsqueeze(-2)).to(dtype), None)
+    return TwoSided(_clean(left).to(dtype), _clean(tau * right).to(dtype), pull)
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def _is_diagonal(matrix: Tensor) -> bool:
+    return bool((matrix == torch.diag_embed(_diagonal(matrix))).all())
+
+
+def _clean(inverse: Tensor) -> Tensor:
+    """A positive definite matrix without the entries that no rounding can tell from zero.
+
+    Units that hardly ever fire leave entries like 1e-39, and arithmetic on denormal numbers is a hundred times slower.
+    """
+    scale = _diagonal(inverse).sqrt()
+    negligible = inverse.abs() < 1e-20 * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    return inverse.masked_fill(negligible, 0.0)
