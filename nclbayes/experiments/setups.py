@@ -77,7 +77,7 @@ _NO_PRIOR = {scenario: 1e8 for scenario in ("", *_SCENARIOS)}
 _WEAK_PRIOR = {scenario: 1e3 for scenario in _SCENARIOS}
 _MNIST_SCALES = {
     "laplace-ncl": {"task": 0.2887, "domain": 28.87, "class": 288.7},
-    "variational-ncl": {"task": 0.2887, "domain": 1.0, "class": 10.0},
+    "variational-ncl": {"task": 0.2887, "domain": 0.1, "class": 10.0},
     "ewc": _NO_PRIOR,
     "si": _NO_PRIOR,
     "kfac": _WEAK_PRIOR,

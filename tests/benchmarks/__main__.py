@@ -10,6 +10,8 @@ from tests.benchmarks import engines, fisher, sums
 def main() -> None:
     default = torch.get_num_threads()
     print(f"torch {torch.__version__}, {default} threads by default\n")
+    # First: a process starts with the peak of the one that it comes from.
+    print(fisher.run_memory())
     for threads in dict.fromkeys((1, default)):
         torch.set_num_threads(threads)
         label = "1" if threads == 1 else f"{threads} (default)"
@@ -18,7 +20,6 @@ def main() -> None:
         print(engines.run(label))
         print(engines.run_wide(label))
         print(engines.run_recurrent(label))
-    print(fisher.run_memory())
 
 
 if __name__ == "__main__":
