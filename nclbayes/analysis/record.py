@@ -137,6 +137,17 @@ class Record:
             "seconds": sum(self.seconds),
         }
 
+    def __str__(self) -> str:
+        """Accuracies in percent, a row after each task, and the averages."""
+        width = max(map(len, self.tasks), default=0)
+        lines = []
+        for name, row in zip(self.tasks, self.matrix(), strict=False):
+            shown = ("     ." if math.isnan(value) else f"{100 * value:6.1f}" for value in row)
+            lines.append(f"after {name:{width}}{''.join(shown)}")
+        if self.scores:
+            lines.append(f"average accuracy {self.average_accuracy:.1%}, forgetting {100 * self.forgetting:.1f} points")
+        return "\n".join(lines) or "no task has been scored yet"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record as JSON, and the accuracies as CSV beside it.
 

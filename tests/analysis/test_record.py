@@ -69,3 +69,15 @@ def test_newer_and_missing_records_are_told_apart(tmp_path: Path) -> None:
         Record.load(tmp_path / "r.json")
     with pytest.raises(FileError, match="There is no record"):
         Record.load(tmp_path / "nothing.json")
+
+
+def test_a_record_is_printed_as_a_table() -> None:
+    record = Record(["a", "bb"])
+    assert str(record) == "no task has been scored yet"
+    record.add([Score(0.9, 0.3, 0.1, 100)])
+    record.add([Score(0.7, 0.8, 0.1, 100), Score(0.8, 0.5, 0.1, 100)])
+    assert str(record).splitlines() == [
+        "after a   90.0     .",
+        "after bb  70.0  80.0",
+        "average accuracy 75.0%, forgetting 20.0 points",
+    ]
