@@ -3,7 +3,7 @@ PYTHON ?= python
 .PHONY: test lint type bench docs
 
 test:
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto --dist loadfile
 
 lint:
 	$(PYTHON) -m ruff check .

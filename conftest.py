@@ -1,8 +1,14 @@
-"""Examples in docstrings that read data are skipped where those are not."""
+"""Tests share the cores; examples in docstrings that read data are skipped where those are not."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One thread for each process of the tests, and for those that they start; before torch is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from nclbayes.tasks.files import status
 
