@@ -18,8 +18,9 @@ from torch import Tensor
 from nclbayes.belief import Belief, Saved, read_belief, write_belief
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
+from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import DataError, FileError, ModelError, NonFiniteError, SettingError, ValuesError
+from nclbayes.errors import DataError, FileError, ModelError, SettingError, ValuesError
 from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.randomness import drawing_from, restored_on_failure
@@ -433,10 +434,7 @@ class OnlinePosterior:
     ) -> UpdateReport:
         for name, state in outcome.states.items():
             if not bool(torch.isfinite(state.loc).all()):
-                raise NonFiniteError(
-                    f"The weights of block '{name}' became NaN or infinite with the last step of task '{task.name}'. "
-                    "The posterior is as it was before the update. Lower `lr`, or set `trust_radius`."
-                )
+                raise diverged(f"The weights of block '{name}' became NaN or infinite", task.name)
         self._belief = self._belief.after(task.name, outputs, outcome)
         return UpdateReport(
             task=task.name,

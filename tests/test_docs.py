@@ -30,6 +30,7 @@ PACKAGES = (
     "",
     ".kronecker",
     ".fisher",
+    ".watch",
     ".engines",
     ".methods",
     ".nn",

@@ -36,7 +36,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
     task = problem.task
     for site, value in values.items():
         if not bool(torch.isfinite(value).all()):
-            raise _diverged(f"The weights of site '{site}' became NaN or infinite", task.name)
+            raise diverged(f"The weights of site '{site}' became NaN or infinite", task.name)
     accumulator = FisherAccumulator(
         problem.model,
         {**problem.fixed, **values},
@@ -55,12 +55,21 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
             if "to satisfy the constraint" not in str(error):
                 raise
             # A distribution refuses NaN in its parameters.
-            raise _diverged("The parameters of the likelihood became NaN or infinite", task.name) from error
+            raise diverged("The parameters of the likelihood became NaN or infinite", task.name) from error
         fit += float(log_likelihood(run.observed).detach())
     return accumulator.factors(task.size), fit * task.size / accumulator.examples
 
 
-def _diverged(what: str, task: str) -> NonFiniteError:
+def diverged(what: str, task: str) -> NonFiniteError:
+    """What to say of a task that ended where numbers are not finite.
+
+    Args:
+        what: What is not finite.
+        task: The task's name.
+
+    Returns:
+        The error.
+    """
     return NonFiniteError(
         f"{what} with the last step of task '{task}'. The posterior is as it was before the update. Lower `lr`, or set "
         "`trust_radius`."

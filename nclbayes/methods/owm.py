@@ -193,12 +193,9 @@ def _isotropic(state: State) -> State:
     tau = math.exp(state.log_scale)
     if isinstance(state, DiagonalState):
         return replace(state, precision=torch.full_like(state.precision, tau))
-    A, G = (torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in _sides(state))
+    p = state.precision
+    A, G = (_identity(m.shape[-1], m).expand_as(m) for m in (p.input, p.output))
     return replace(state, precision=KroneckerPrecision.factorise((tau * A).contiguous(), G.contiguous()))
-
-
-def _sides(state: KroneckerState) -> tuple[Tensor, Tensor]:
-    return state.precision.input, state.precision.output
 
 
 def _identity(size: int, like: Tensor) -> Tensor:
