@@ -193,6 +193,7 @@ class OnlinePosterior:
                 Problem(
                     model=task.model(self.model),
                     task=task,
+                    size=engine.likelihood_weight * task.size,
                     states=joined.states,
                     start=joined.start,
                     rows=joined.rows,

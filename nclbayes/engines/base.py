@@ -26,6 +26,7 @@ class Problem:
     Attributes:
         model: The Pyro model.
         task: The data.
+        size: N, how many examples the task's likelihood counts as.
         states: The Gaussian of each block that the task touches.
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
@@ -41,6 +42,7 @@ class Problem:
 
     model: Model
     task: Task
+    size: float
     states: dict[str, State]
     start: dict[str, Tensor]
     rows: dict[str, float]

@@ -57,7 +57,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
             # A distribution refuses NaN in its parameters.
             raise diverged("The parameters of the likelihood became NaN or infinite", task.name) from error
         fit += float(log_likelihood(run.observed).detach())
-    return accumulator.factors(task.size), fit * task.size / accumulator.examples
+    return accumulator.factors(problem.size), fit * problem.size / accumulator.examples
 
 
 def diverged(what: str, task: str) -> NonFiniteError:

@@ -78,8 +78,9 @@ class LaplaceStepper:
 
     def __init__(self, settings: LaplaceNCL, problem: Problem) -> None:
         self._settings = settings
-        size = problem.task.size
-        self._blocks = [BlockSteps(settings, s, problem.start[name], size) for name, s in problem.states.items()]
+        self._blocks = [
+            BlockSteps(settings, s, problem.start[name], problem.size) for name, s in problem.states.items()
+        ]
         self._likelihood = BlockLikelihood(problem, self._blocks, settings.batch_size)
         # Views of the blocks' matrices: a step in place moves the weights.
         self._leaves = {}

@@ -23,6 +23,9 @@ class EngineSettings:
         momentum: rho.
         schedule: What the learning rate is multiplied with, a function of the fraction of steps done; None: 1.
         prior_weight: lambda, the weight of the previous posterior; 1 is Bayes' rule.
+        likelihood_weight: What each example counts; 1 is Bayes' rule. A weight w gives the posterior of the likelihood
+            to the power w, above 1 a cold one: the mean moves as under a prior sqrt(w) times as wide, while samples
+            are sqrt(w) times as narrow.
         alpha: Damping: the preconditioner uses Lambda + N alpha^2 I.
         trust_radius: Scale each step back so that 1/2 delta^T Lambda delta <= r^2; None: do not.
         kronecker_sum: The rule by which a task's Fisher is added to the precision. "kl" is the closest; "additive" and
@@ -41,6 +44,7 @@ class EngineSettings:
     momentum: float = 0.9
     schedule: Callable[[float], float] | None = None
     prior_weight: float = 1.0
+    likelihood_weight: float = 1.0
     alpha: float = 1e-10
     trust_radius: float | None = None
     kronecker_sum: SumRule | str = SumRule.KL
@@ -55,7 +59,7 @@ class EngineSettings:
             raise SettingError("Give either `steps` or `epochs`, and None for the other.")
         for name in ("steps", "batch_size", "fisher_samples", "fisher_size", "patience"):
             self._require_whole(name)
-        for name in ("epochs", "lr", "fisher_temperature", "trust_radius"):
+        for name in ("epochs", "lr", "likelihood_weight", "fisher_temperature", "trust_radius"):
             self._require(name, lambda v: v > 0, "positive")
         for name in ("prior_weight", "alpha"):
             self._require(name, lambda v: v >= 0, "at least 0")

@@ -29,7 +29,7 @@ class BlockSteps:
         size: N.
     """
 
-    def __init__(self, settings: EngineSettings, state: State, start: Tensor, size: int) -> None:
+    def __init__(self, settings: EngineSettings, state: State, start: Tensor, size: float) -> None:
         self.state = state
         self.theta = start.clone()
         self._rho = settings.momentum

@@ -91,8 +91,9 @@ class VariationalStepper:
     def __init__(self, settings: VariationalNCL, problem: Problem) -> None:
         self._settings = settings
         self._problem = problem
-        size = problem.task.size
-        self._blocks = [BlockSteps(settings, s, problem.start[name], size) for name, s in problem.states.items()]
+        self._blocks = [
+            BlockSteps(settings, s, problem.start[name], problem.size) for name, s in problem.states.items()
+        ]
         self._fisher = FisherAccumulator(
             problem.model,
             {},
@@ -197,7 +198,7 @@ class VariationalStepper:
     def _average(self) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The moving average of Fishers with its weight, w_i Fbar, w_i = 1 - (1 - beta)^i."""
         warmth = 1 - (1 - self._settings.beta) ** self._taken
-        return self._fisher.factors(self._problem.task.size * warmth)
+        return self._fisher.factors(self._problem.size * warmth)
 
     def _refresh(self) -> None:
         """Form and factorise the Gaussian that samples are drawn from."""

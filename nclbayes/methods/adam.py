@@ -56,7 +56,7 @@ class AdamStepper:
         self._engine = engine
         self._likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
         self._blocks = {
-            name: _AdamBlock(engine, state, problem.start[name], problem.task.size, name in problem.trained)
+            name: _AdamBlock(engine, state, problem.start[name], problem.size, name in problem.trained)
             for name, state in problem.states.items()
         }
         self._taken = 0
@@ -125,7 +125,7 @@ class AdamStepper:
 class _AdamBlock:
     """Iterate and moments of one block."""
 
-    def __init__(self, engine: AdamEngine, state: State, start: Tensor, size: int, trained: bool) -> None:
+    def __init__(self, engine: AdamEngine, state: State, start: Tensor, size: float, trained: bool) -> None:
         self.state, self._engine = state, engine
         self.theta = start.clone()
         self.first, self.second = torch.zeros_like(start), torch.zeros_like(start)

@@ -171,7 +171,7 @@ class LaplaceOWM(LaplaceNCL):
         for name, fisher in fishers.items():
             if isinstance(fisher, KroneckerFisher):
                 A, G = activity_factors(theta[name], fisher, self.both_sides)
-                changed[name] = replace(fisher, input=A, output=problem.task.size * G.expand_as(fisher.output))
+                changed[name] = replace(fisher, input=A, output=problem.size * G.expand_as(fisher.output))
         return super().absorb(problem, theta, changed)
 
 

@@ -50,7 +50,7 @@ class SynapticIntelligence(AdamEngine):
         Returns:
             The Gaussians after it, and in memory Omega, with the size that they have it for.
         """
-        size = problem.task.size
+        size = problem.size
         problem = replace(problem, states={name: _resized(s, problem, size) for name, s in problem.states.items()})
         stepper = PathStepper(self, problem)
         history = run_loop(stepper, self, problem)
@@ -63,17 +63,17 @@ class SynapticIntelligence(AdamEngine):
             importance = stepper.path[name].clamp(min=0) / (way.square() + self.damping)
             after[name] = replace(state, loc=theta, precision=state.precision + 2 * size * importance)
             memory[f"si/{name}"] = problem.memory.get(f"si/{name}", torch.zeros_like(importance)).to(way) + importance
-            memory[f"si/{name}/size"] = torch.tensor(size, device="cpu")
+            memory[f"si/{name}/size"] = torch.tensor(size, dtype=torch.float64, device="cpu")
         return Outcome(after, history, memory=memory)
 
 
-def _resized(state: State, problem: Problem, size: int) -> State:
+def _resized(state: State, problem: Problem, size: float) -> State:
     """The precision 2 N Omega for another N than it was left with."""
     assert isinstance(state, DiagonalState)
     importance = problem.memory.get(f"si/{state.block.name}")
     if importance is None:
         return state
-    change = size - int(problem.memory[f"si/{state.block.name}/size"])
+    change = size - float(problem.memory[f"si/{state.block.name}/size"])
     return replace(state, precision=state.precision + 2 * change * importance.to(state.precision))
 
 

@@ -96,7 +96,7 @@ class MeanFieldStepper:
         Returns:
             The mean negative log likelihood at the samples.
         """
-        particles, size = self._engine.particles, self._problem.task.size
+        particles, size = self._engine.particles, self._problem.size
         self._start_from_the_kl(self._engine.prior_weight / size)
         fit = 0.0
         for _ in range(particles):

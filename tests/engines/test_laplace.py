@@ -35,16 +35,18 @@ def conjugate(tasks: list[ncl.Task], scale: float, prior: float) -> tuple[Tensor
     return torch.linalg.solve(precision, moment), precision
 
 
-@pytest.mark.parametrize("rule", ["kl", "mse", "additive"])
-def test_the_linear_gaussian_posterior_is_exact_after_every_task(rule: str) -> None:
+@pytest.mark.parametrize(("rule", "weight"), [("kl", 1.0), ("mse", 1.0), ("additive", 1.0), ("additive", 4.0)])
+def test_the_linear_gaussian_posterior_is_exact_after_every_task(rule: str, weight: float) -> None:
+    """A likelihood to the power w is one of noise 1 / sqrt(w) times as large."""
     tasks = [regression_task(seed) for seed in range(3)]
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
-    engine = ncl.LaplaceNCL(steps=1500, batch_size=40, lr=0.1, kronecker_sum=rule, fisher="exact")
+    settings = {"steps": 1500, "batch_size": 40, "kronecker_sum": rule, "likelihood_weight": weight}
+    engine = ncl.LaplaceNCL(lr=0.1, fisher="exact", **settings)
     posterior = ncl.OnlinePosterior(model, engine)
     for k, task in enumerate(tasks):
         # a fixed number of steps with the full batch: the step size follows the curvature of the first task
         posterior.update(task, engine=engine if k == 0 else ncl.LaplaceNCL(**{**engine.to_dict(), "lr": 0.4}))
-        mean, precision = conjugate(tasks[: k + 1], 0.5, 2.0)
+        mean, precision = conjugate(tasks[: k + 1], 0.5 / math.sqrt(weight), 2.0)
         (state,) = posterior.blocks.values()
         torch.testing.assert_close(state.loc.double(), mean.T, rtol=1e-4, atol=1e-4)
         found = torch.kron(state.precision.input, state.precision.output)
@@ -92,6 +94,21 @@ def test_the_first_task_is_sgd_with_momentum_on_the_mean_loss_plus_the_prior() -
     posterior.update(task)
     for name, value in posterior.mean().items():
         torch.testing.assert_close(value, dict(net.named_parameters())[name].detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.25, 40.0])
+def test_a_weighted_likelihood_steers_as_a_wider_prior_does_and_samples_are_narrower(weight: float) -> None:
+    """Precision of the prior over weight of the likelihood is all that counts; the covariance is 1 / w of the other."""
+    settings = {"steps": 20, "batch_size": 60, "fisher": "exact"}
+    weighted = ncl.OnlinePosterior(classifier(prior=0.5), ncl.LaplaceNCL(likelihood_weight=weight, **settings))
+    wide = ncl.OnlinePosterior(classifier(prior=0.5 * math.sqrt(weight)), ncl.LaplaceNCL(**settings))
+    for seed in (1, 7):
+        for posterior in (weighted, wide):
+            posterior.update(classification_task(seed))
+        for name, state in weighted.blocks.items():
+            torch.testing.assert_close(state.loc, wide.blocks[name].loc, rtol=1e-4, atol=1e-5)
+            expected = weight * wide.blocks[name].precision.dense()
+            torch.testing.assert_close(state.precision.dense(), expected, rtol=1e-3, atol=1e-3 * weight)
 
 
 def test_a_later_task_follows_the_trust_region_rule() -> None:
@@ -228,6 +245,7 @@ def test_labels_and_shapes_that_do_not_fit_are_refused_before_anything_changes()
     ("settings", "message"),
     [
         ({"lr": 0.0}, "lr must be positive"),
+        ({"likelihood_weight": 0.0}, "likelihood_weight must be positive"),
         ({"momentum": 1.0}, "momentum must be"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"steps": None}, "either `steps` or `epochs`"),

@@ -15,7 +15,8 @@ from nclbayes.errors import SettingError
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 
 
-def test_the_linear_gaussian_mean_is_exact_after_every_task() -> None:
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_the_linear_gaussian_mean_is_exact_after_every_task(weight: float) -> None:
     tasks = [regression_task(seed) for seed in range(3)]
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
     posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL())
@@ -28,10 +29,11 @@ def test_the_linear_gaussian_mean_is_exact_after_every_task() -> None:
             particles=2,
             fisher="exact",
             beta=0.05,
+            likelihood_weight=weight,
             schedule=lambda done: (1 - done) ** 2,
         )
         posterior.update(task, engine=engine)
-        mean, precision = conjugate(tasks[: k + 1], 0.5, 2.0)
+        mean, precision = conjugate(tasks[: k + 1], 0.5 / math.sqrt(weight), 2.0)
         (state,) = posterior.blocks.values()
         torch.testing.assert_close(state.loc.double(), mean.T, rtol=0.01, atol=0.01)
         found = torch.kron(state.precision.input, state.precision.output)
