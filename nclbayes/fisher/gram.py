@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 # Rows are gathered up to this number before they are multiplied: fewer, longer products are faster.
-_ROWS = 1024
-# A symmetric product is computed in panels of so many rows, each from the diagonal on.
+_ROWS = 2048
+# A symmetric product is computed in panels of so many columns, each from the diagonal down.
 _PANEL = 96
 # After so many rows the sum in their own precision is moved to float64.
 _CARRIED = 16_384
+# Rows this narrow are multiplied in float64 from the start: it costs nothing, and libraries that multiply wide rows in
+# short runs add up narrow ones one by one, with an error that grows with their number.
+_NARROW = 16
 
 
 class GramSum:
@@ -27,11 +30,12 @@ class GramSum:
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         *stack, k = shape
+        dtype = torch.float64 if k <= _NARROW else dtype
         # Products are faster on rows that start at multiples of 64 bytes: lay them out a little longer than k.
         width = -(-k // 16) * 16
         self._rows = torch.empty(*stack, _ROWS, width, dtype=dtype, device=device)[..., :k]
-        # What each row counts in the plain sum of rows.
-        self._parts = torch.zeros(_ROWS, dtype=dtype, device=device)
+        # What each row counts in the plain sum of rows; None while none has been added to it.
+        self._parts: Tensor | None = None
         self._partial = torch.zeros(*shape, k, dtype=dtype, device=device)
         self._full_panels = list(_panels(self._partial, self._rows))
         self._total: Tensor | None = None
@@ -59,7 +63,7 @@ class GramSum:
             assert slot.shape == piece.shape
             slot.copy_(piece) if root == 1.0 else torch.mul(piece, root, out=slot)
             if in_row_sum:
-                self._parts[here] = root
+                self._weights_of_rows()[here] = root
             self._held += count
 
     def scale(self, factor: float) -> None:
@@ -79,18 +83,13 @@ class GramSum:
             factor: What to multiply it with.
         """
         self._multiply()
-        upper = self._partial if self._total is None else self._carry()
-        whole = torch.empty(upper.shape, dtype=torch.float64, device=upper.device)
-        for i in range(0, whole.shape[-1], _PANEL):
-            j = i + _PANEL
-            panel = upper[..., i:j, i:].double() * factor
-            corner, rest = panel.tensor_split((panel.shape[-2],), dim=-1)
-            whole[..., i:j, i:j] = (corner + corner.mT) / 2
-            whole[..., i:j, j:] = rest
-            whole[..., j:, i:j] = rest.mT
+        lower = (self._partial if self._total is None else self._carry()).tril()
+        whole = lower.double()
+        whole = (whole + whole.mT).mul_(factor)
+        whole.diagonal(dim1=-2, dim2=-1).mul_(0.5)
         # Squares so small that they, or products with them, may have underflowed: gone, with their row and column.
         limits = torch.finfo(self._partial.dtype)
-        kept = upper.diagonal(dim1=-2, dim2=-1) >= limits.tiny / limits.eps
+        kept = lower.diagonal(dim1=-2, dim2=-1) >= limits.tiny / limits.eps
         if not bool(kept.all()):
             whole *= kept.unsqueeze(-1) & kept.unsqueeze(-2)
         return whole
@@ -105,11 +104,12 @@ class GramSum:
         counts = torch.tensor([self._held, self._summed], device="cpu")
         found = {
             "rows": self._rows[..., : self._held, :],
-            "parts": self._parts[: self._held],
             "partial": self._partial,
             "row_sum": self._row_sum,
             "counts": counts,
         }
+        if self._parts is not None:
+            found["parts"] = self._parts[: self._held]
         return found if self._total is None else found | {"total": self._total}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -120,9 +120,10 @@ class GramSum:
         """
         self._held, self._summed = (int(c) for c in tensors["counts"])
         self._rows[..., : self._held, :] = tensors["rows"]
-        self._parts[: self._held] = tensors["parts"]
         self._partial.copy_(tensors["partial"])
         self._row_sum.copy_(tensors["row_sum"])
+        if "parts" in tensors:
+            self._weights_of_rows()[: self._held] = tensors["parts"]
         if "total" in tensors:
             self._total = tensors["total"].to(self._partial.device, copy=True)
 
@@ -133,17 +134,23 @@ class GramSum:
     def _multiply(self) -> None:
         if self._held == 0:
             return
-        rows, parts = self._rows[..., : self._held, :], self._parts[: self._held]
+        rows = self._rows[..., : self._held, :]
         panels = self._full_panels if self._held == _ROWS else _panels(self._partial, rows)
         for panel, left, right in panels:
             panel.addmm_(left, right) if rows.ndim == 2 else panel.baddbmm_(left, right)
-        self._row_sum += rows.mT @ parts
-        self._parts.zero_()
+        if self._parts is not None:
+            self._row_sum += rows.mT @ self._parts[: self._held]
+            self._parts.zero_()
         self._finite = self._finite and math.isfinite(float(self._partial.diagonal(dim1=-2, dim2=-1).sum()))
         self._summed += self._held
         self._held = 0
         if self._summed >= _CARRIED:
             self._carry()
+
+    def _weights_of_rows(self) -> Tensor:
+        if self._parts is None:
+            self._parts = torch.zeros(_ROWS, dtype=self._rows.dtype, device=self._rows.device)
+        return self._parts
 
     def _carry(self) -> Tensor:
         """Move the sum in the rows' own precision to the one in float64."""
@@ -157,7 +164,23 @@ class GramSum:
         return self._total
 
 
+def rounding(width: int, rows: float, dtype: torch.dtype) -> float:
+    """How far below zero rounding errors may push an eigenvalue of a sum, relative to its largest entry.
+
+    Each of the k^2 entries adds up R terms in the rows' own precision, with independent rounding errors of about eps.
+
+    Args:
+        width: k.
+        rows: How many rows were summed.
+        dtype: Their dtype.
+
+    Returns:
+        ``eps sqrt(k max(k, R))``, R no more than are summed before they are carried to float64.
+    """
+    return torch.finfo(dtype).eps * math.sqrt(width * max(width, min(rows, _CARRIED + _ROWS)))
+
+
 def _panels(total: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Views of a sum's upper triangle in panels, with the two matrices whose product adds to each."""
+    """Views of a sum's lower triangle in panels, with the two matrices whose product adds to each."""
     for i in range(0, rows.shape[-1], _PANEL):
-        yield total[..., i : i + _PANEL, i:], rows[..., i : i + _PANEL].mT, rows[..., i:]
+        yield total[..., i:, i : i + _PANEL], rows[..., i:].mT, rows[..., i : i + _PANEL]

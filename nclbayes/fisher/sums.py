@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nclbayes.blocks import KroneckerBlock
-from nclbayes.fisher.gram import GramSum
+from nclbayes.fisher.gram import GramSum, rounding
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse
 
@@ -132,7 +132,7 @@ class BlockSums:
             A, G = A + ratio * A2, G + torch.where(power2 > 0, G2 / ratio, 0.0)
         if self._block.bias is not None:
             A = self._bordered(A, rows)
-        rtol = max(A.shape[-1], G.shape[-1]) * torch.finfo(self._dtype).eps
+        rtol = rounding(max(A.shape[-1], G.shape[-1]), samples * rows, self._dtype)
         return KroneckerFisher(A, G, rows, examples, rtol)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -230,17 +230,20 @@ def test_padding_may_hold_anything_where_the_model_ignores_it(poison: float) -> 
     """Padded steps that never reach the likelihood may even be NaN."""
 
     def model(x: Tensor, keep: Tensor, y: Tensor) -> None:
-        w = pyro.sample("w", normal((3, 4)))
+        w, b = pyro.sample("w", normal((3, 4))), pyro.sample("b", normal((3,)))
         with ncl.valid_steps(keep):
-            mean = F.linear(x, w)
+            mean = F.linear(x, w, b)
         mean = torch.where(keep.unsqueeze(-1), mean, torch.zeros_like(mean))
         pyro.sample("y", dist.Normal(mean, 1.0).to_event(1).mask(keep).to_event(1), obs=y)
 
     keep = torch.arange(5) < torch.tensor([3, 5, 1])[:, None]
     x = inputs(3, 5, 4)
-    clean = ncl.fisher(model, random_values({"w": (3, 4)}), (x, keep, inputs(3, 5, 3)), kind="exact")
+    values = random_values({"w": (3, 4), "b": (3,)})
+    clean = ncl.fisher(model, values, (x, keep, inputs(3, 5, 3)), kind="exact")
+    assert float(clean["w"].input[-1, -1]) == 1  # the constant of valid rows only
+    torch.testing.assert_close(clean["w"].input[-1, :-1], x[keep].double().mean(0), rtol=1e-6, atol=1e-7)
     x = torch.where(keep.unsqueeze(-1), x, torch.full_like(x, poison))
-    dirty = ncl.fisher(model, random_values({"w": (3, 4)}), (x, keep, inputs(3, 5, 3)), kind="exact")
+    dirty = ncl.fisher(model, values, (x, keep, inputs(3, 5, 3)), kind="exact")
     assert_same(clean, dirty, rtol=0)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nclbayes.fisher.gram import GramSum
+from nclbayes.fisher.gram import GramSum, rounding
 
 
 def gram_sum(rows: torch.Tensor) -> GramSum:
@@ -11,7 +11,7 @@ def gram_sum(rows: torch.Tensor) -> GramSum:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(3, 2), (2000, 100), (2, 1500, 97), (40_000, 5)])
+@pytest.mark.parametrize("shape", [(3, 2), (2000, 100), (2, 1500, 97), (40_000, 5), (40_000, 30)])
 def test_the_sum_is_that_of_outer_products(shape, dtype):
     rows = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
     total, weights = gram_sum(rows), torch.ones(shape[-2], dtype=torch.float64)
@@ -40,3 +40,23 @@ def test_products_that_underflow_leave_no_indefinite_matrix():
     mixed.add(torch.cat([torch.ones(64, 1), rows[:, 1:]], -1))
     assert torch.equal(mixed.value()[1:], torch.zeros(29, 30, dtype=torch.float64))
     assert float(mixed.value()[0, 0]) == 64
+
+
+@pytest.mark.parametrize("width", [2, 3, 16, 17, 40, 130])
+@pytest.mark.parametrize("kind", ["one direction", "summing to zero"])
+def test_rounding_errors_of_singular_sums_stay_within_their_bound(width, kind):
+    """Equal rows, whose rounding errors do not cancel, and gradients of a softmax, which are orthogonal to ones."""
+    g = torch.Generator().manual_seed(width)
+    if kind == "one direction":
+        rows = torch.rand(width, generator=g).expand(20_000, width)
+    else:
+        logits = torch.randn(20_000, width, generator=g)
+        rows = logits.softmax(-1) - torch.nn.functional.one_hot(torch.randint(width, (20_000,), generator=g), width)
+    total = gram_sum(rows)
+    total.add(rows)
+    value = total.value()
+    lowest = float(torch.linalg.eigvalsh(value)[0]) / float(value.abs().max())
+    assert lowest >= -rounding(width, 20_000, torch.float32)
+    if width <= 16:
+        exact = rows.double().mT @ rows.double()
+        torch.testing.assert_close(value, exact, rtol=0, atol=1e-12 * float(exact.abs().max()))
