@@ -66,35 +66,71 @@ def compare(
         >>> {method: len(found) for method, found in records.items()}
         {'none': 1, 'owm': 1}
     """
-    if jobs > 1:
-        _run_in_processes(configs, out, jobs, say)
+    runs = [(config, run_folder(out, config)) for config in configs]
     records: dict[str, list[Record]] = {}
-    for config in configs:
-        say(f"{config.method}, seed {config.seed}")
-        record = run(config, run_folder(out, config), progress=progress, say=say)
+    for config, record in zip(configs, run_all(runs, jobs=jobs, progress=progress, say=say), strict=True):
         records.setdefault(config.method, []).append(record)
     return records
 
 
-def _run_in_processes(configs: Sequence[RunConfig], out: Path, jobs: int, say: Callable[[str], None]) -> None:
+def run_all(
+    runs: Sequence[tuple[RunConfig, Path]],
+    *,
+    jobs: int = 1,
+    progress: bool | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Record]:
+    """Run each configuration in its folder; those that are done already are read.
+
+    Args:
+        runs: Configurations, each with a folder of its own.
+        jobs: How many to run at a time, each in a process of its own.
+        progress: Whether to show bars (with one job only).
+        say: Called with a line now and then.
+
+    Returns:
+        Their records, in this order.
+
+    Raises:
+        ComparisonError: If a run fails in a process of its own.
+        FileError: If a folder holds a run of another configuration.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nclbayes.experiments import RunConfig, run_all
+        >>> config = RunConfig.of("split-digits", "none", tasks=1, settings={"steps": 5})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     records = run_all([(config, Path(folder))], progress=False)
+        >>> len(records)
+        1
+    """
+    if jobs > 1:
+        _run_in_processes(runs, jobs, say)
+    records = []
+    for config, folder in runs:
+        say(f"{config.method}, seed {config.seed}")
+        records.append(run(config, folder, progress=progress, say=say))
+    return records
+
+
+def _run_in_processes(runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Callable[[str], None]) -> None:
     """Run each configuration by the command line, each process with its share of the cores."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // jobs)))
-    waiting = list(configs)
-    running: dict[subprocess.Popen[bytes], RunConfig] = {}
+    waiting = list(runs)
+    running: dict[subprocess.Popen[bytes], tuple[RunConfig, Path]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                config = waiting.pop(0)
-                folder = run_folder(out, config)
+                config, folder = waiting.pop(0)
                 claim_folder(folder, config)
                 arguments = ["run", "--config", str(folder / "config.json"), "--out", str(folder), "--quiet"]
                 command = [sys.executable, "-m", "nclbayes", *arguments]
                 with (folder / "log.txt").open("w") as log:
-                    running[subprocess.Popen(command, stdout=log, stderr=log, env=environment)] = config
+                    running[subprocess.Popen(command, stdout=log, stderr=log, env=environment)] = (config, folder)
             time.sleep(0.1)
             for process in [p for p in running if p.poll() is not None]:
-                config = running.pop(process)
-                folder = run_folder(out, config)
+                config, folder = running.pop(process)
                 if process.returncode != 0:
                     said = (folder / "log.txt").read_text().strip() or f"exit code {process.returncode}"
                     raise ComparisonError(f"{config.method} with seed {config.seed} failed: {said}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
-from nclbayes.experiments.comparison import compare
+from nclbayes.analysis.record import Record
+from nclbayes.experiments.comparison import run_all, run_folder
 from nclbayes.experiments.figures.panels import panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import RunConfig
@@ -48,38 +51,41 @@ _UNIT = " (unit prior)"
 
 
 def _compute(settings: Settings, place: Workplace) -> Results:
-    rows: list[Row] = []
-    for name in settings["sets"]:
-        for scenario in settings["scenarios"]:
-            for label in settings["methods"]:
-                rows.append(_cell(name, scenario, label, settings, place))
-    return Results({"accuracy": rows}, _statements(rows), {"seeds": list(range(settings["seeds"]))})
+    cells = list(product(settings["sets"], settings["scenarios"], settings["methods"]))
+    # All at once: with jobs, no core waits for the last seed of a cell.
+    runs = [run for cell in cells for run in _runs(*cell, settings, place)]
+    records = run_all(runs, jobs=place.jobs, progress=place.progress, say=place.say)
+    seeds = settings["seeds"]
+    rows = [_row(*cell, records[i * seeds : (i + 1) * seeds]) for i, cell in enumerate(cells)]
+    return Results({"accuracy": rows}, _statements(rows), {"seeds": list(range(seeds))})
 
 
-def _cell(name: str, scenario: str, label: str, settings: Settings, place: Workplace) -> Row:
-    """One method in one scenario, over the seeds."""
-    prior_scale = 1.0 if label.endswith(_UNIT) else None
+def _runs(name: str, scenario: str, label: str, settings: Settings, place: Workplace) -> list[tuple[RunConfig, Path]]:
+    """One method in one scenario: a run for each seed, with its folder."""
+    folder = place.out / "runs" / name / scenario / re.sub(r"\W+", "-", label).strip("-")
     configs = [
         RunConfig.of(
             name,
             label.removesuffix(_UNIT),
             scenario,
             seed,
-            prior_scale=prior_scale,
+            prior_scale=1.0 if label.endswith(_UNIT) else None,
             settings={} if settings["steps"] is None else {"steps": settings["steps"]},
             size=settings["size"],
             device=place.device,
         )
         for seed in range(settings["seeds"])
     ]
-    folder = place.out / "runs" / name / scenario / re.sub(r"\W+", "-", label).strip("-")
-    (records,) = compare(configs, folder, jobs=place.jobs, progress=place.progress, say=place.say).values()
+    return [(config, run_folder(folder, config)) for config in configs]
+
+
+def _row(name: str, scenario: str, label: str, records: Sequence[Record]) -> Row:
+    """One method in one scenario, over the seeds."""
     found = [100 * record.average_accuracy for record in records]
     mean, error, _ = mean_and_error(found)
     error = 0.0 if math.isnan(error) else error
     published = PUBLISHED.get(name, {}).get(label)
     expected, expected_error = published[SCENARIOS.index(scenario)] if published else (math.nan, math.nan)
-    place.say(f"{name}, {scenario}, {label}: {mean:.2f} %" + (f" (published {expected:.2f})" if published else ""))
     return {
         "set": name,
         "scenario": scenario,
