@@ -25,7 +25,7 @@ class Belief:
         states: The Gaussian of each block.
         trained: The blocks that a task has touched.
         tasks: The names of the tasks seen, in order.
-        outputs: The model's observed sites.
+        outputs: The model's observed sites, those of the last task first.
         log_evidence: That of the last task, where its engine gives one.
         memory: What an engine or a learner keeps besides the Gaussians, by name.
     """
@@ -52,7 +52,7 @@ class Belief:
             states={**self.states, **outcome.states},
             trained=self.trained | set(outcome.states),
             tasks=(*self.tasks, task),
-            outputs=outputs,
+            outputs=tuple(dict.fromkeys((*outputs, *self.outputs))),
             log_evidence=outcome.log_evidence,
             memory={**self.memory, **outcome.memory},
         )
@@ -83,13 +83,15 @@ class Saved:
     Attributes:
         belief: The belief.
         engine: The engine.
-        generator: The state of the generator.
+        generator: The generator.
+        initial: Where new sites start, values by site; None: where the model says.
         learner: Settings of the posterior itself, if it is of a kind that has some.
     """
 
     belief: Belief
     engine: Engine
-    generator: Tensor
+    generator: torch.Generator
+    initial: Mapping[str, Tensor] | None = None
     learner: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -102,6 +104,7 @@ def write_belief(path: str | os.PathLike[str], saved: Saved) -> None:
     """
     belief, engine = saved.belief, saved.engine
     tensors = {f"/memory/{name}": tensor for name, tensor in belief.memory.items()}
+    tensors |= {f"/initial/{site}": value for site, value in (saved.initial or {}).items()}
     described = {}
     for name, state in belief.states.items():
         tensors |= {f"{name}/{part}": tensor for part, tensor in state_tensors(state).items()}
@@ -109,6 +112,8 @@ def write_belief(path: str | os.PathLike[str], saved: Saved) -> None:
     settings = {
         "blocks": described,
         "memory": sorted(belief.memory),
+        "initial": None if saved.initial is None else sorted(saved.initial),
+        "generator": saved.generator.device.type,
         "trained": sorted(belief.trained),
         "tasks": belief.tasks,
         "outputs": belief.outputs,
@@ -117,7 +122,7 @@ def write_belief(path: str | os.PathLike[str], saved: Saved) -> None:
         "scheduled": engine.schedule is not None,
         "learner": dict(saved.learner),
     }
-    write_file(path, "posterior", tensors | {"generator": saved.generator}, settings)
+    write_file(path, "posterior", tensors | {"generator": saved.generator.get_state()}, settings)
 
 
 def read_belief(path: str | os.PathLike[str]) -> Saved:
@@ -154,4 +159,21 @@ def read_belief(path: str | os.PathLike[str]) -> Saved:
         log_evidence=settings["log_evidence"],
         memory={name: tensors.pop(f"/memory/{name}") for name in settings.get("memory", ())},
     )
-    return Saved(belief, ENGINES[engine](**described), tensors["generator"], settings.get("learner", {}))
+    sites = settings.get("initial")
+    initial = None if sites is None else {site: tensors.pop(f"/initial/{site}") for site in sites}
+    generator = _generator(settings.get("generator", "cpu"), tensors["generator"], path)
+    return Saved(belief, ENGINES[engine](**described), generator, initial, settings.get("learner", {}))
+
+
+def _generator(device: str, state: Tensor, path: str | os.PathLike[str]) -> torch.Generator:
+    """The saved generator; one of a device that is not here starts anew."""
+    if device != "cpu" and not torch.cuda.is_available():
+        warnings.warn(
+            f"The generator of '{path}' is of a device that is not here ({device}): its draws cannot be repeated, and "
+            "one of the CPU, seeded with 0, takes its place.",
+            stacklevel=4,
+        )
+        return torch.Generator().manual_seed(0)
+    generator = torch.Generator(device=device)
+    generator.set_state(state)
+    return generator

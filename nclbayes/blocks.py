@@ -96,9 +96,9 @@ class KroneckerBlock:
         """
         samples = _leading(f"The matrix of block '{self.name}'", matrix, self.shape)
         weight = matrix if self.bias is None else matrix[..., :-1]
-        values = {self.weight: (weight.mT if self.transposed else weight).reshape(*samples, *self.weight_shape)}
+        values = {self.weight: (weight.mT if self.transposed else weight).reshape((*samples, *self.weight_shape))}
         if self.bias is not None:
-            values[self.bias] = matrix[..., -1].reshape(*samples, *self.bias_shape)
+            values[self.bias] = matrix[..., -1].reshape((*samples, *self.bias_shape))
         return values
 
     def moments(self, latents: Mapping[str, Latent]) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,9 @@ from nclbayes.engines.checkpoint import identity
 from nclbayes.engines.gradients import rows_of_blocks
 from nclbayes.errors import ModelError, SettingError
 from nclbayes.fisher import FisherAccumulator
-from nclbayes.randomness import drawing_from
+from nclbayes.randomness import drawing_from, restored
 from nclbayes.state import DiagonalState, State, Structure, prior_state, state_tensors
-from nclbayes.task import Task, pick, to_device
+from nclbayes.task import Task, own_generators, pick, to_device
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model
 
@@ -111,7 +111,7 @@ def join(
     learnt: dict[str, Tensor] = {}
     for name, matrix in start.items():
         learnt |= states[name].block.unpack(matrix)
-    for part in task.parts:
+    for part in task.parts if engine.needs_fisher else ():
         check_fisher(model, few_examples(part, device), part.context, values | learnt, engine)
     fixed = {name: value for name, value in values.items() if name not in learnt}
     return Joined(states, start, rows, fixed, outputs)
@@ -127,7 +127,8 @@ def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:
     Returns:
         A batch.
     """
-    batch = next(iter(task.epoch(8, torch.Generator().manual_seed(0))))
+    with restored(*own_generators(task)):
+        batch = next(iter(task.epoch(8, torch.Generator().manual_seed(0))))
     if isinstance(task.train, tuple) and not task.train[-1].is_complex():
         targets = task.train[-1].reshape(len(task.train[-1]), -1).double()
         extreme = torch.stack([targets.amin(-1).argmin(), targets.amax(-1).argmax()])
@@ -252,11 +253,13 @@ def starting_points(
             start[name] = block.pack({site: initial[site].to(state.loc) for site in block.sites})
         else:
             start[name] = _near_the_prior_mean(block, state, generator)
-    return start
+    # Laid out as they are when read from a file: products of another layout may round otherwise.
+    return {name: matrix.contiguous() for name, matrix in start.items()}
 
 
 def _near_the_prior_mean(block: Block, state: State, generator: torch.Generator) -> Tensor:
     fan_in = block.shape[-1] if block.shape else 1
-    noise = torch.randn(state.loc.shape, generator=generator, device=generator.device).to(state.loc)
+    like = state.loc
+    noise = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
     widest = torch.full_like(state.loc, fan_in**-0.5)
     return state.loc + noise * torch.minimum(state.distribution.variance.sqrt(), widest)

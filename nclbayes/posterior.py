@@ -25,7 +25,7 @@ from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.randomness import drawing_from, restored_on_failure
 from nclbayes.state import KroneckerState, State
-from nclbayes.task import Task, to_device
+from nclbayes.task import Task, own_generators, to_device
 from nclbayes.watch.run import Model
 
 # So many samples of the weights are drawn and run at once.
@@ -102,10 +102,8 @@ class OnlinePosterior:
         generator: torch.Generator | None = None,
         example: Task | None = None,
     ) -> None:
-        if not isinstance(engine, Engine):
-            raise SettingError(f"engine must be one such as LaplaceNCL(...), not {type(engine).__name__}.")
         self.model = model
-        self.engine = engine
+        self.engine = _checked(engine)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
         self._belief = Belief()
@@ -168,11 +166,11 @@ class OnlinePosterior:
         Returns:
             Losses, time and what was lost.
         """
-        engine = self.engine if engine is None else engine
+        engine = self.engine if engine is None else _checked(engine)
         generator = self.generator if generator is None else generator
         if checkpoint_every < 1:
             raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
-        with restored_on_failure(generator):
+        with restored_on_failure(generator, *own_generators(task)):
             device, entry = self._device(task), generator.get_state()
             joined = join(
                 self.model,
@@ -208,9 +206,9 @@ class OnlinePosterior:
                 )
             )
             report = self._commit(task, engine, joined.outputs, outcome, time.perf_counter() - started)
-            if snapshots is not None:
-                snapshots.clear()
-            return report
+        if snapshots is not None:
+            snapshots.clear()
+        return report
 
     def predict(
         self,
@@ -249,20 +247,20 @@ class OnlinePosterior:
         for item in inputs:
             if not isinstance(item, Tensor) and hasattr(item, "__array__"):
                 raise DataError(f"An input is a {type(item).__name__}: make a tensor of it with torch.as_tensor.")
-        device, output = self._device(None), self._belief.outputs[0]
+        device, outputs = self._device(None), self._belief.outputs
         given = to_device(inputs, device)
         if generator is None:
             # At the mean a network's own noise comes from a fixed seed, so that to look changes nothing.
             generator = torch.Generator().manual_seed(0) if method == "mean" else self.generator
         with torch.no_grad(), drawing_from(generator, device):
             if method == "mean":
-                return predictive(self.model, given, context, self._belief.mean(), output)
+                return predictive(self.model, given, context, self._belief.mean(), outputs)
             if method == "samples":
                 count = num_samples or 32
                 chunks = (self.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
-                return predictive_mixture(self.model, given, context, chunks, output)
+                return predictive_mixture(self.model, given, context, chunks, outputs)
             return predictive_linearized(
-                self.model, given, context, self._states, output, draws=num_samples or 256, generator=generator
+                self.model, given, context, self._states, outputs, draws=num_samples or 256, generator=generator
             )
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -292,7 +290,7 @@ class OnlinePosterior:
             path: Where to.
         """
         learner = {name: getattr(self, name) for name in self.learner_settings}
-        write_belief(path, Saved(self._belief, self.engine, self.generator.get_state(), learner))
+        write_belief(path, Saved(self._belief, self.engine, self.generator, self._initial, learner))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
@@ -310,9 +308,8 @@ class OnlinePosterior:
         """
         saved = read_belief(path)
         learner = {name: value for name, value in saved.learner.items() if name in cls.learner_settings}
-        posterior = cls(model, saved.engine, **learner)
+        posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
         posterior._belief = saved.belief
-        posterior.generator.set_state(saved.generator)
         posterior._check_model(path)
         return posterior
 
@@ -426,8 +423,8 @@ class OnlinePosterior:
         tensors: Iterable[Tensor] = ()
         if isinstance(self.model, torch.nn.Module):
             tensors = [*self.model.parameters(), *self.model.buffers()]
-        elif task is not None and isinstance(task.train, tuple):
-            tensors = task.train
+        elif task is not None and isinstance(task.parts[0].train, tuple):
+            tensors = task.parts[0].train
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def _commit(
@@ -447,3 +444,10 @@ class OnlinePosterior:
             log_evidence=outcome.log_evidence,
             kl_of_sums=outcome.kl_of_sums,
         )
+
+
+def _checked(engine: object) -> Engine:
+    if not isinstance(engine, Engine):
+        kind = f"the class {engine.__name__}" if isinstance(engine, type) else f"a {type(engine).__name__}"
+        raise SettingError(f"engine must be one such as LaplaceNCL(...), not {kind}.")
+    return engine

@@ -23,23 +23,27 @@ _JACOBIAN_NUMBERS = 1 << 26
 
 
 class _OutputRecorder(SiteRecorder):
-    """Gives weights their values, and keeps the distribution of an output site without drawing from it."""
+    """Gives weights their values, and keeps the distributions of output sites without drawing from them."""
 
-    def __init__(self, values: Mapping[str, Tensor], output: str) -> None:
+    def __init__(self, values: Mapping[str, Tensor], outputs: Sequence[str]) -> None:
         super().__init__(values)
-        self.output = output
-        self.fn: Any = None
+        self.outputs = outputs
+        self.reached: dict[str, Any] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] == self.output and not site_is_subsample(msg):
-            self.fn = msg["fn"]
+        if msg["name"] in self.outputs and not site_is_subsample(msg):
+            self.reached[msg["name"]] = msg["fn"]
             msg["value"] = msg["fn"].mean
             return
         super()._pyro_sample(msg)
 
 
 def predictive(
-    model: Model, inputs: Sequence[Any], context: Mapping[str, Any], values: Mapping[str, Tensor], output: str
+    model: Model,
+    inputs: Sequence[Any],
+    context: Mapping[str, Any],
+    values: Mapping[str, Tensor],
+    outputs: Sequence[str],
 ) -> Any:
     """The distribution of an output site at given weights.
 
@@ -48,23 +52,25 @@ def predictive(
         inputs: Its positional arguments, without the observed one.
         context: Its keyword arguments.
         values: The weights, by site.
-        output: The output site.
+        outputs: The output sites; the first of them that the model reaches counts.
 
     Returns:
         The site's distribution.
 
     Raises:
-        ModelError: If the model does not reach that site when it is called without the observed argument.
+        ModelError: If the model reaches no such site when it is called without the observed argument.
     """
-    recorder = _OutputRecorder(values, output)
+    recorder = _OutputRecorder(values, outputs)
     with recorder:
         model(*inputs, **context)
-    if recorder.fn is None:
-        raise ModelError(
-            f"The model did not reach its output site '{output}'. To predict it is called without its last argument: "
-            "give that argument the default None, and let the site be sampled then."
-        )
-    return recorder.fn
+    for output in outputs:
+        if output in recorder.reached:
+            return recorder.reached[output]
+    names = " or ".join(f"'{output}'" for output in outputs)
+    raise ModelError(
+        f"The model did not reach its output site {names}. To predict it is called without its last argument: give "
+        "that argument the default None, and let the site be sampled then."
+    )
 
 
 def predictive_mixture(
@@ -72,7 +78,7 @@ def predictive_mixture(
     inputs: Sequence[Any],
     context: Mapping[str, Any],
     samples: Iterable[Mapping[str, Tensor]],
-    output: str,
+    outputs: Sequence[str],
 ) -> Any:
     """The distribution of an output site, averaged over samples of the weights.
 
@@ -81,7 +87,7 @@ def predictive_mixture(
         inputs: Its positional arguments, without the observed one.
         context: Its keyword arguments.
         samples: Samples of the weights in chunks, each run at once: by site, [samples, ...].
-        output: The output site.
+        outputs: The output sites; the first of them that the model reaches counts.
 
     Returns:
         For a Categorical or Bernoulli site, the same kind with averaged probabilities; for others, an equal mixture.
@@ -89,15 +95,15 @@ def predictive_mixture(
     found: list[Any] = []
 
     def parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        fn = predictive(model, inputs, context, values, output)
+        fn = predictive(model, inputs, context, values, outputs)
         found.append(fn)
-        base = _base(fn)
+        base = base_of(fn)
         return {name: getattr(base, name) for name in _parameters(base)}
 
     with pyro.validation_enabled(False), torch.no_grad():
         chunks = [vmap(parameters, randomness="different")(dict(chunk)) for chunk in samples]
     batched = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    fn, base = found[0], _base(found[0])
+    fn, base = found[0], base_of(found[0])
     if isinstance(base, (torch_dist.Categorical, torch_dist.Bernoulli)) and not fn.event_shape:
         averaged = type(base)(probs=type(base)(logits=batched["logits"]).probs.mean(0))
         return _masked_like(fn, averaged)
@@ -133,7 +139,15 @@ def _masked_like(fn: Any, other: Any) -> Any:
     return _masked_like(fn.base_dist, other) if isinstance(fn, torch_dist.Independent) else other
 
 
-def _base(fn: Any) -> Any:
+def base_of(fn: Any) -> Any:
+    """A distribution out of its wrappers.
+
+    Args:
+        fn: The distribution, perhaps independent in some dimensions, perhaps masked.
+
+    Returns:
+        What they wrap.
+    """
     while isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
         fn = fn.base_dist
     return fn
@@ -153,7 +167,7 @@ def predictive_linearized(
     inputs: Sequence[Any],
     context: Mapping[str, Any],
     states: Mapping[str, State],
-    output: str,
+    outputs: Sequence[str],
     *,
     draws: int,
     generator: torch.Generator,
@@ -169,7 +183,8 @@ def predictive_linearized(
         inputs: Its positional arguments, without the observed one; examples along the first dimension of each tensor.
         context: Its keyword arguments.
         states: The blocks' Gaussians.
-        output: The output site; Categorical or Normal, with one vector of outputs an example.
+        outputs: The output sites, of which the first that the model reaches counts; it must be Categorical or Normal,
+            with one vector of outputs an example.
         draws: How many draws of a Categorical's logits to average over.
         generator: Decides them.
 
@@ -183,21 +198,21 @@ def predictive_linearized(
     for state in states.values():
         mean |= state.block.unpack(state.loc)
     with torch.no_grad():
-        fn = predictive(model, inputs, context, mean, output)
-    base = _base(fn)
+        fn = predictive(model, inputs, context, mean, outputs)
+    base = base_of(fn)
     events = 0 if isinstance(base, torch_dist.Categorical) else 1
     known = isinstance(base, (torch_dist.Categorical, torch_dist.Normal))
     if not known or len(fn.batch_shape) != 1 or len(fn.event_shape) > events:
         raise ModelError(
             f"The linearised predictive is known for Categorical and Normal outputs, one class or one vector an "
-            f"example; site '{output}' is a {type(base).__name__} of batch shape {tuple(fn.batch_shape)} and event "
+            f"example; this is a {type(base).__name__} of batch shape {tuple(fn.batch_shape)} and event "
             f"shape {tuple(fn.event_shape)}. Use num_samples instead (or .to_event(1) for a vector of outputs)."
         )
     parameter = "logits" if isinstance(base, torch_dist.Categorical) else "loc"
 
-    def outputs(weights: dict[str, Tensor], *example: Any) -> Tensor:
+    def network(weights: dict[str, Tensor], *example: Any) -> Tensor:
         arguments = [item.unsqueeze(0) if isinstance(item, Tensor) else item for item in example]
-        here = _base(predictive(model, arguments, context, weights, output))
+        here = base_of(predictive(model, arguments, context, weights, outputs))
         return getattr(here, parameter).reshape(-1)
 
     centre = getattr(base, parameter)
@@ -206,7 +221,7 @@ def predictive_linearized(
     chunk = max(1, _JACOBIAN_NUMBERS // (size * centre.shape[-1]))
     dims = (None, *(0 if isinstance(item, Tensor) else None for item in inputs))
     with pyro.validation_enabled(False):
-        jacobians = vmap(jacrev(outputs), in_dims=dims, chunk_size=chunk)(mean, *inputs)
+        jacobians = vmap(jacrev(network), in_dims=dims, chunk_size=chunk)(mean, *inputs)
     covariance = torch.zeros_like(centre).unsqueeze(-1) @ torch.zeros_like(centre).unsqueeze(-2)
     for state in states.values():
         whitened = state.whiten(state.block.pack(jacobians)).flatten(2)

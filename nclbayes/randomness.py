@@ -9,20 +9,39 @@ import torch
 
 
 @contextmanager
-def restored_on_failure(generator: torch.Generator) -> Iterator[None]:
-    """If what is done inside fails, the generator is as if it had never been tried.
+def restored(*generators: torch.Generator) -> Iterator[None]:
+    """Whatever is drawn inside, the generators are as before afterwards.
 
     Args:
-        generator: The generator.
+        *generators: The generators.
 
     Yields:
         Nothing.
     """
-    before = generator.get_state()
+    before = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+@contextmanager
+def restored_on_failure(*generators: torch.Generator) -> Iterator[None]:
+    """If what is done inside fails, the generators are as if it had never been tried.
+
+    Args:
+        *generators: The generators.
+
+    Yields:
+        Nothing.
+    """
+    before = [generator.get_state() for generator in generators]
     try:
         yield
     except BaseException:
-        generator.set_state(before)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
         raise
 
 
@@ -43,12 +62,9 @@ def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[N
     globals_ = [torch.default_generator]
     if device.type == "cuda":
         torch.cuda.init()
-        globals_.append(torch.cuda.default_generators[device.index or torch.cuda.current_device()])
-    states = [g.get_state() for g in globals_]
-    try:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        globals_.append(torch.cuda.default_generators[index])
+    with restored(*globals_):
         for g in globals_:
             g.manual_seed(seed)
         yield
-    finally:
-        for g, state in zip(globals_, states, strict=True):
-            g.set_state(state)

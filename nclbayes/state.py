@@ -61,10 +61,6 @@ class KroneckerState:
         """log|Lambda|, of all matrices of a stack together."""
         return float(self.precision.logdet.sum())
 
-    def solve(self, gradient: Tensor) -> Tensor:
-        """Lambda^-1 times a gradient, as a matrix."""
-        return self.precision.solve(gradient)
-
     def whiten(self, gradients: Tensor) -> Tensor:
         """S_G^T J S_A: gradients whose inner products are those of Lambda^-1."""
         p = self.precision
@@ -133,10 +129,6 @@ class DiagonalState:
         """log|Lambda|."""
         return float(self.precision.log().sum())
 
-    def solve(self, gradient: Tensor) -> Tensor:
-        """Lambda^-1 times a gradient."""
-        return gradient / self.precision
-
     def whiten(self, gradients: Tensor) -> Tensor:
         """Gradients divided by the root of the precision: their inner products are those of Lambda^-1."""
         return gradients * self.precision.rsqrt().to(gradients.dtype)
@@ -181,10 +173,15 @@ def prior_state(block: Block, latents: dict[str, Latent], structure: Structure =
     if isinstance(block, DiagonalBlock) or structure is Structure.DIAGONAL:
         loc, scale = block.moments(latents)
         precision = scale.double().square().reciprocal()
-        return DiagonalState(block, loc.clone(), precision, float(precision.log().mean()))
+        return DiagonalState(block, _copied(loc), precision, float(precision.log().mean()))
     prior = block.prior(latents)
     factors = KroneckerPrecision.factorise(prior.input_precision.double(), prior.output_precision.double())
-    return KroneckerState(block, prior.loc.clone(), factors, float(factors.logdet.sum()) / block.size)
+    return KroneckerState(block, _copied(prior.loc), factors, float(factors.logdet.sum()) / block.size)
+
+
+def _copied(loc: Tensor) -> Tensor:
+    """A copy in the layout that it has when read from a file: products of another may round otherwise."""
+    return loc.clone(memory_format=torch.contiguous_format)
 
 
 def narrowed(state: State, precision: float) -> State:

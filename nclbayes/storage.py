@@ -22,8 +22,11 @@ _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
+    torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -50,6 +53,8 @@ def write_file(
     offset, entries = 0, {}
     for name in names:
         tensor = tensors[name]
+        if tensor.dtype not in _DTYPES:
+            raise FileError(f"Could not write '{target}': '{name}' is a tensor of {tensor.dtype}, which no file holds.")
         size = tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": _DTYPES[tensor.dtype],

@@ -254,6 +254,19 @@ def _from_own_stream(batches: Iterator[tuple[Any, ...]], stream: torch.Generator
         yield batch
 
 
+def own_generators(task: Task) -> list[torch.Generator]:
+    """The generators of its own that a task's data are shuffled by.
+
+    Args:
+        task: The task.
+
+    Returns:
+        Those of its loaders that were given one.
+    """
+    sources = [part.train for part in task.parts]
+    return [s.generator for s in sources if isinstance(s, DataLoader) and s.generator is not None]
+
+
 def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
     """The batch with its tensors on a device; tensors that are there already are not copied.
 
@@ -264,7 +277,9 @@ def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
     Returns:
         The batch.
     """
-    return tuple(item.to(device, non_blocking=True) if isinstance(item, Tensor) else item for item in batch)
+    # A copy to the CPU is read at once, and must have arrived by then.
+    to_gpu = device.type == "cuda"
+    return tuple(item.to(device, non_blocking=to_gpu) if isinstance(item, Tensor) else item for item in batch)
 
 
 def _checked(source: Source, name: str) -> Source:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from pyro.infer import Predictive, Trace_ELBO
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import nclbayes as ncl
 from nclbayes.errors import (
@@ -540,3 +541,94 @@ def test_parts_of_a_mixture_must_agree_on_a_weight() -> None:
     parts = [ncl.Task(data, name=str(gain), context={"gain": gain}) for gain in (False, True)]
     with pytest.raises(ModelError, match="'w'"):
         ncl.OnlinePosterior(model, LAPLACE).update(TaskMixture(parts, name="both"))
+
+
+def test_a_line_with_an_intercept_is_a_block() -> None:
+    """Weights [n] and a bias of no dimensions: one output."""
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        w, b = pyro.sample("w", normal((3,))), pyro.sample("b", dist.Normal(torch.zeros(()), 1.0))
+        pyro.sample("y", dist.Normal(x @ w + b, 0.5), obs=y)
+
+    x = inputs(40, 3)
+    y = x @ torch.tensor([1.0, -1.0, 0.5]) + 2
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=2000, batch_size=40, lr=0.05, fisher="exact"))
+    posterior.update(ncl.Task((x, y), name="line"))
+    z = torch.cat([x, torch.ones(40, 1)], -1)
+    exact = torch.linalg.solve(z.T @ z / 0.25 + torch.eye(4), z.T @ y / 0.25)
+    mean = posterior.mean()
+    torch.testing.assert_close(torch.cat([mean["w"], mean["b"].reshape(1)]), exact, rtol=1e-4, atol=1e-4)
+    assert posterior.sample(2)["b"].shape == (2,)
+
+
+@pytest.mark.parametrize("engine", [LAPLACE, VARIATIONAL, KFAC(steps=30, batch_size=20)], ids=["l", "v", "kfac"])
+def test_a_model_of_plain_products_goes_on_bit_for_bit_after_a_file(engine: Any, tmp_path: Path) -> None:
+    """Its weights are transposed matrices, and must lie in memory as they do when read from a file."""
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        h = torch.tanh(x @ pyro.sample("w", normal((5, 20))))
+        logits = h @ pyro.sample("v", normal((20, 3)))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    whole, parts = (ncl.OnlinePosterior(model, engine) for _ in range(2))
+    for posterior in (whole, parts):
+        posterior.update(classification_task(1))
+    parts.save(tmp_path / "p")
+    loaded = ncl.OnlinePosterior.load(tmp_path / "p", model)
+    for posterior in (whole, loaded):
+        posterior.update(classification_task(7))
+    assert all(torch.equal(value, loaded.mean()[site]) for site, value in whole.mean().items())
+
+
+def test_a_loader_with_a_generator_of_its_own_is_looked_at_without_a_trace(tmp_path: Path) -> None:
+    def task() -> ncl.Task:
+        data = TensorDataset(*classification_task(1).train)
+        own = torch.Generator().manual_seed(5)
+        return ncl.Task(DataLoader(data, batch_size=20, shuffle=True, generator=own), name="t")
+
+    def stop(progress: Any) -> None:
+        if progress.step == 17:
+            raise KeyboardInterrupt
+
+    plain, kept, stopped = (ncl.OnlinePosterior(classifier(), LAPLACE) for _ in range(3))
+    plain.update(task())
+    kept.update(task(), checkpoint=tmp_path / "a")
+    interrupted = task()
+    with pytest.raises(KeyboardInterrupt):
+        stopped.update(interrupted, checkpoint=tmp_path / "b", checkpoint_every=10, callbacks=[stop])
+    stopped.update(interrupted, checkpoint=tmp_path / "b", checkpoint_every=10)
+    assert same(snapshot(plain), snapshot(kept))
+    assert same(snapshot(plain), snapshot(stopped))
+
+
+def test_where_new_heads_start_survives_a_file(tmp_path: Path) -> None:
+    def model(x: Tensor, y: Tensor | None = None, head: int = 0) -> None:
+        mean = x @ pyro.sample(f"w{head}", normal((5, 1)))
+        pyro.sample(f"y{head}", dist.Normal(mean, 1.0).to_event(1), obs=y)
+
+    initial = {"w0": torch.full((5, 1), 0.1), "w1": torch.full((5, 1), 0.3)}
+    engine = ncl.LaplaceNCL(steps=1, batch_size=20, lr=1e-12)
+    posterior = ncl.OnlinePosterior(model, engine, initial=initial)
+    x = inputs(20, 5)
+    posterior.update(ncl.Task((x, x[:, :1]), name="a", context={"head": 0}))
+    posterior.save(tmp_path / "p")
+    loaded = ncl.OnlinePosterior.load(tmp_path / "p", model)
+    loaded.update(ncl.Task((x, x[:, 1:2]), name="b", context={"head": 1}))
+    torch.testing.assert_close(loaded.mean()["w1"], initial["w1"])
+    # each head has an output site of its own
+    for head in (0, 1):
+        expected = x @ loaded.mean()[f"w{head}"]
+        torch.testing.assert_close(loaded.predict(x, head=head).mean, expected)
+
+
+def test_an_engine_must_be_made_not_named() -> None:
+    posterior = learnt()
+    with pytest.raises(SettingError, match=r"such as LaplaceNCL\(\.\.\.\), not the class LaplaceNCL"):
+        posterior.update(classification_task(2), engine=ncl.LaplaceNCL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [{"likelihood_weight": 2.0}, {"prior_weight": 2.0}])
+def test_there_is_no_evidence_of_what_is_not_bayes_rule(settings: dict[str, float]) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, batch_size=20, **settings))
+    assert posterior.update(classification_task(1)).log_evidence is None

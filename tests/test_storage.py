@@ -87,3 +87,17 @@ def test_saving_and_loading_do_not_double_the_memory(tmp_path: Path) -> None:
     assert size > 300  # MiB
     assert grown["save"] < 0.1 * size
     assert grown["load"] < 1.2 * size
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int8, torch.bfloat16, torch.float16])
+def test_small_numbers_are_kept_as_they_are(tmp_path: Path, dtype: torch.dtype) -> None:
+    value = torch.tensor([1, 2, -3]).to(dtype)
+    write_file(tmp_path / "f", "thing", {"x": value}, {})
+    tensors, _ = read_file(tmp_path / "f", "thing")
+    assert tensors["x"].dtype == dtype
+    assert torch.equal(tensors["x"], value)
+
+
+def test_a_tensor_that_no_file_holds_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"'x' is a tensor of torch\.complex64"):
+        write_file(tmp_path / "f", "thing", {"x": torch.zeros(2, dtype=torch.complex64)}, {})

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
 from nclbayes.errors import DataError
+from nclbayes.prediction import base_of
 from nclbayes.task import Task
 
 Metric = Callable[[Any, tuple[Any, ...]], Tensor]
@@ -30,7 +30,8 @@ class Score:
     """How well the test data of one task are predicted.
 
     Attributes:
-        accuracy: The share of examples that are predicted rightly: the most probable class is the true one, or what a
+        accuracy: The share of examples that are predicted rightly: the most probable class is the true one (of a
+            sequence, at its last step; of several yes-or-no outputs, the share of them that are right), or what a
             metric of one's own says.
         loss: The mean negative log likelihood of an example under the predictive, in nats.
         calibration_error: The expected calibration error over 15 bins of confidence: the mean gap between confidence
@@ -129,7 +130,7 @@ def _score(
     metric: Metric,
     generator: torch.Generator,
 ) -> Score:
-    right, confidence, loss, examples = [], [], 0.0, 0
+    right, hits, confidence, loss, examples = [], [], [], 0.0, 0
     for batch in task.epoch(batch_size, generator, test=True):
         *inputs, target = batch
         predicted = posterior.predict(*inputs, **how, **task.context)
@@ -137,12 +138,12 @@ def _score(
         right.append(metric(predicted, (*inputs, target)).double().cpu())
         loss -= float(predicted.log_prob(target).double().sum())
         examples += len(target)
-        probs = class_probabilities(predicted)
-        if probs is not None:
-            confidence.append(probs.amax(-1).reshape(len(target), -1)[:, -1].cpu())
-    correct = torch.cat(right)
-    error = calibration_error(torch.cat(confidence), correct) if confidence else float("nan")
-    return Score(float(correct.mean()), loss / examples, error, examples)
+        found = _guesses(predicted, target)
+        if found is not None:
+            hits.append(found[0].flatten().cpu())
+            confidence.append(found[1].flatten().cpu())
+    error = calibration_error(torch.cat(confidence), torch.cat(hits)) if hits else float("nan")
+    return Score(float(torch.cat(right).mean()), loss / examples, error, examples)
 
 
 def class_probabilities(predicted: Any) -> Tensor | None:
@@ -161,23 +162,46 @@ def class_probabilities(predicted: Any) -> Tensor | None:
         weights = predicted.mixture_distribution.probs
         weights = weights.reshape(weights.shape + (1,) * (inner.ndim - weights.ndim))
         return (weights * inner).sum(predicted.mixture_distribution.probs.ndim - 1)
-    while isinstance(predicted, (torch_dist.Independent, dist.MaskedDistribution)):
-        predicted = predicted.base_dist
-    if isinstance(predicted, torch_dist.Categorical):
-        return predicted.probs
-    if isinstance(predicted, torch_dist.Bernoulli):
-        return torch.stack([1 - predicted.probs, predicted.probs], dim=-1)
+    base = base_of(predicted)
+    if isinstance(base, torch_dist.Categorical):
+        return base.probs
+    if isinstance(base, torch_dist.Bernoulli):
+        return torch.stack([1 - base.probs, base.probs], dim=-1)
     return None
 
 
 def _is_most_probable(predicted: Any, batch: tuple[Any, ...]) -> Tensor:
-    """Whether the most probable class is the target; of a sequence, at its last step."""
-    probs, target = class_probabilities(predicted), batch[-1]
-    if probs is None:
+    """Whether the most probable class is the target; of several outputs, the share of them where it is."""
+    found = _guesses(predicted, batch[-1])
+    if found is None:
         raise DataError(
-            f"There is no accuracy of a {type(predicted).__name__}: pass a `metric` that says what counts as right."
+            f"There is no accuracy for the distribution {predicted}: pass a `metric` that says what counts as right."
         )
-    return (probs.argmax(-1) == target).reshape(len(target), -1)[:, -1]
+    return found[0].double().mean(-1)
+
+
+def _guesses(predicted: Any, target: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Whether the most probable class is the target, and how probable it is; of a sequence, at its last step.
+
+    Args:
+        predicted: A predictive distribution.
+        target: The targets, examples along the first dimension.
+
+    Returns:
+        Both [examples, outputs], of more than one output only where each is a yes or no; None where there are no
+        classes.
+    """
+    probs = class_probabilities(predicted)
+    if probs is None:
+        return None
+    mixed = isinstance(predicted, torch_dist.MixtureSameFamily)
+    kind = base_of(predicted.component_distribution if mixed else predicted)
+    outputs = target.shape[-1] if isinstance(kind, torch_dist.Bernoulli) and target.ndim > 1 else 1
+    right, confidence = (probs.argmax(-1) == target), probs.amax(-1)
+    return (
+        right.reshape(len(target), -1)[:, -outputs:],
+        confidence.reshape(len(target), -1)[:, -outputs:],
+    )
 
 
 def _device(predicted: Any) -> torch.device:

@@ -89,6 +89,7 @@ class Engine(EngineSettings, ABC):
 
     Attributes:
         structure: The form of the Gaussians that it updates.
+        needs_fisher: Whether it asks for the Fisher of a task; a model whose Fisher cannot be had is then refused.
 
     Example:
         >>> from dataclasses import dataclass
@@ -104,6 +105,7 @@ class Engine(EngineSettings, ABC):
     """
 
     structure: ClassVar[Structure] = Structure.KRONECKER
+    needs_fisher: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -49,7 +49,9 @@ class LaplaceNCL(Engine):
         history = run_loop(stepper, self, problem)
         fishers, fit = task_fisher(self, problem, stepper.values())
         after, memory = self.absorb(problem, stepper.matrices(), fishers)
-        evidence = _log_evidence(fit, problem.states, after)
+        # With other weights than Bayes' rule has, it would be the evidence of something else.
+        is_bayes = self.prior_weight == 1 and self.likelihood_weight == 1
+        evidence = _log_evidence(fit, problem.states, after) if is_bayes else None
         return Outcome(after, history, evidence, memory)
 
     def absorb(

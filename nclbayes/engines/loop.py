@@ -208,7 +208,7 @@ def _guarded_step(stepper: Stepper, batch: tuple[Any, ...], lr: float, task: str
 @contextmanager
 def _flushing_denormals() -> Iterator[None]:
     """On a CPU, let numbers below 1e-38 be zero: dead units breed them, and each costs a hundred ordinary products."""
-    was_flushing = bool(torch.tensor(1e-38, device="cpu") * 0.1 == 0)
+    was_flushing = bool(torch.tensor(1e-38, dtype=torch.float32, device="cpu") * 0.1 == 0)
     torch.set_flush_denormal(True)
     try:
         yield

@@ -311,9 +311,10 @@ def _run_in_processes(out: Path, jobs: int) -> None:
 
 def _claim(path: Path, search: Search) -> None:
     text = json.dumps(asdict(search), indent=1) + "\n"
-    if path.exists() and path.read_text() != text:
+    if not path.exists():
+        path.write_text(text)
+    elif path.read_text() != text:
         raise FileError(f"'{path.parent}' holds another search: choose another folder, or remove that one.")
-    path.write_text(text)
 
 
 def _optuna() -> Any:

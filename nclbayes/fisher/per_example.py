@@ -15,6 +15,10 @@ from nclbayes.watch import ModelRun, SiteRecorder
 from nclbayes.watch.run import Batch, Model
 
 
+class NoisyModelError(UnsupportedUseError):
+    """A model draws random numbers itself, so that its examples cannot be run again one by one."""
+
+
 def example_scores(
     model: Model,
     batch: Batch,
@@ -39,6 +43,7 @@ def example_scores(
         For each site, [examples, *site].
 
     Raises:
+        NoisyModelError: If the model draws random numbers.
         UnsupportedUseError: If the model cannot be vectorised over examples.
     """
     values = {name: latent.value.detach() for name, latent in run.latents.items()}
@@ -71,8 +76,15 @@ def example_scores(
         with pyro.validation_enabled(False):
             gradients = per_example(chosen, list(batch), dict(target.values), dict(target.weights))
     except RuntimeError as error:
+        names = ", ".join(map(repr, sites))
+        if "randomness" in str(error):
+            raise NoisyModelError(
+                f"Sites {names} need the gradient of each example by itself, and the model draws random numbers "
+                "(dropout, process noise) that would be others then. Switch the noise off, or apply these weights with "
+                "F.linear, x @ w or F.conv1d/2d/3d to inputs whose first dimension is the examples."
+            ) from error
         raise UnsupportedUseError(
-            f"The sites {', '.join(map(repr, sites))} are no linear maps and need per-example gradients, but "
-            f"torch.func could not vectorise the model over examples: {error}"
+            f"Sites {names} need the gradient of each example by itself, but torch.func could not vectorise the model "
+            f"over examples: {error}"
         ) from error
     return gradients

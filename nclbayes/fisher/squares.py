@@ -15,7 +15,9 @@ from nclbayes.watch import LinearUse
 _NUMBERS = 1 << 24
 
 
-def summed_squares(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], examples: int) -> Tensor | None:
+def summed_squares(
+    block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], examples: int, first: bool = False
+) -> Tensor | None:
     """The sum over examples of the squared gradient of an example's log likelihood.
 
     An example's gradient is the sum of g z^T over its rows. Where it has one row only, the square of that product is
@@ -25,11 +27,12 @@ def summed_squares(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tenso
         block: The map.
         pairs: Its uses, with the gradient of their outputs.
         examples: How many examples the batch has.
+        first: Whether the first of several dimensions that have as many entries is the examples'.
 
     Returns:
         Of the block's shape, float64; None if it cannot be told which rows belong to which example.
     """
-    sides = [_by_example(block, use, grad, examples) for use, grad in pairs]
+    sides = [_by_example(block, use, grad, examples, first) for use, grad in pairs]
     if len(block.shape) != 2 or any(side is None for side in sides):
         return None
     g, z = (torch.cat([side[i] for side in sides if side is not None], dim=1) for i in (0, 1))
@@ -42,10 +45,13 @@ def summed_squares(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tenso
     return total
 
 
-def _by_example(block: KroneckerBlock, use: LinearUse, grad: Tensor, examples: int) -> tuple[Tensor, Tensor] | None:
+def _by_example(
+    block: KroneckerBlock, use: LinearUse, grad: Tensor, examples: int, first: bool
+) -> tuple[Tensor, Tensor] | None:
     """Gradient and input rows as [examples, rows of each, m] and [examples, rows of each, n]."""
     lead = use.rows.lead
-    if lead.count(examples) != 1 or len(block.shape) != 2:
+    found = lead.count(examples)
+    if found == 0 or (found > 1 and not first) or len(block.shape) != 2:
         return None
     g, z = use.gradient_rows(grad), torch.cat(list(use.input_rows()), dim=-2)
     biased = use.bias is not None and use.bias == block.bias

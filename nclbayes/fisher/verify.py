@@ -11,8 +11,8 @@ from nclbayes.blocks import Block, KroneckerBlock
 from nclbayes.errors import UnsupportedUseError
 from nclbayes.watch import LinearUse, ModelRun
 
-# Sums in another order differ by rounding; anything unseen differs by far more.
-_TOLERANCE = 1e-3
+# Sums in another order differ by rounding, more so in half precision; anything unseen differs by far more.
+_TOLERANCE, _ROUNDINGS = 1e-3, 16
 # Matrices are compared by their products with so many random vectors: equal products of different matrices would be a
 # coincidence, and these are the cheaper the larger the matrices.
 _VECTORS = 8
@@ -100,7 +100,8 @@ def _compare(block: Block, expected: Tensor, found: Tensor) -> None:
     gap = float((expected - found).abs().max())
     # Below this, products of gradients may have underflowed.
     limits = torch.finfo(found.dtype)
-    if gap > _TOLERANCE * scale + limits.tiny / limits.eps:
+    tolerance = max(_TOLERANCE, _ROUNDINGS * limits.eps)
+    if gap > tolerance * scale + limits.tiny / limits.eps:
         sites = ", ".join(f"'{site}'" for site in block.sites)
         raise UnsupportedUseError(
             f"What the Fisher saw of {sites} does not add up to its gradient (they differ by {gap / scale:.0%}): the "

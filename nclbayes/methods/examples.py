@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from nclbayes.errors import DataError
-from nclbayes.task import Task, pick
+from nclbayes.randomness import drawing_from, restored
+from nclbayes.task import Task, own_generators, pick
 
 
 def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:
@@ -25,7 +26,8 @@ def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:
     Returns:
         A task of those examples, with the same context.
     """
-    batches = list(task.epoch(count, generator, size=min(count, task.size)))
+    with restored(*own_generators(task)):
+        batches = list(task.epoch(count, generator, size=min(count, task.size)))
     tensors = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
     return Task(tensors, name=task.name, context=task.context)
 
@@ -48,13 +50,20 @@ def split_examples(task: Task, count: int, generator: torch.Generator) -> tuple[
         return draw_examples(task, count, generator), task
     if isinstance(task.train, DataLoader):
         raise DataError(f"Task '{task.name}' comes from a loader: give its data set instead, so that it can be split.")
-    if task.size <= count:
-        raise DataError(f"Task '{task.name}' has {task.size} examples, too few to set {count} apart.")
-    order = torch.randperm(task.size, generator=generator, device=generator.device)
-    kept, rest = (pick(task.train, part) for part in (order[:count], order[count:]))
+    length = len(task.train[0] if isinstance(task.train, tuple) else task.train)
+    if length <= count:
+        raise DataError(f"Task '{task.name}' has {length} examples, too few to set {count} apart.")
+    order = torch.randperm(length, generator=generator, device=generator.device)
+    index, others = order[:count], order[count:]
+    # A data set may draw when it is asked for an example.
+    with drawing_from(generator, torch.device("cpu")):
+        kept = pick(task.train, index)
+    rest = pick(task.train, others) if isinstance(task.train, tuple) else Subset(task.train, others.tolist())
+    # Each example counts what it counted: N is shared out.
+    sizes = [max(1, round(task.size * len(part) / length)) for part in (index, others)]
     return (
-        Task(kept, name=task.name, context=task.context),
-        Task(rest, task.test, name=task.name, context=task.context),
+        Task(kept, name=task.name, size=sizes[0], context=task.context),
+        Task(rest, task.test, name=task.name, size=sizes[1], context=task.context),
     )
 
 
@@ -71,7 +80,7 @@ def examples_to_tensors(task: Task) -> dict[str, Tensor]:
         DataError: If the context holds anything but plain values.
     """
     try:
-        about = json.dumps({"name": task.name, "context": task.context}).encode()
+        about = json.dumps({"name": task.name, "size": task.size, "context": task.context}).encode()
     except TypeError as error:
         raise DataError(f"The context of task '{task.name}' cannot be kept with its examples: {error}.") from None
     data = {str(i): tensor.cpu().contiguous() for i, tensor in enumerate(task.train)}

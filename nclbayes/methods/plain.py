@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ class PlainTraining(Engine):
         >>> PlainTraining(steps=100, lr=0.1).momentum
         0.9
     """
+
+    needs_fisher: ClassVar[bool] = False
 
     def run(self, problem: Problem) -> Outcome:
         """Train on the task.

@@ -35,6 +35,7 @@ class SynapticIntelligence(AdamEngine):
     """
 
     structure: ClassVar[Structure] = Structure.DIAGONAL
+    needs_fisher: ClassVar[bool] = False
     damping: float = 0.1
 
     def __post_init__(self) -> None:

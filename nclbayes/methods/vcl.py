@@ -34,6 +34,7 @@ class VCL(AdamEngine):
     """
 
     structure: ClassVar[Structure] = Structure.DIAGONAL
+    needs_fisher: ClassVar[bool] = False
     particles: int = 1
     init_scale: float = 0.01
 
@@ -142,7 +143,7 @@ class MeanFieldStepper:
             for name, parameter in parameters.items():
                 found[f"{kind}/{name}"] = parameter.detach()
                 held = self._adam.state.get(parameter, {})
-                found |= {f"{kind}/{name}/{part}": torch.as_tensor(t, device=None) for part, t in held.items()}
+                found |= {f"{kind}/{name}/{part}": t for part, t in held.items()}
         return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

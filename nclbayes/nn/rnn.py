@@ -68,7 +68,7 @@ class RNN(nn.Module):
     def reset_parameters(self) -> None:
         """Recurrent weights half an orthogonal matrix, input weights of variance 1 / input_size."""
         with torch.no_grad():
-            recurrent = torch.empty(self.hidden_size, self.hidden_size, device=self.weight.device)
+            recurrent = torch.empty_like(self.weight[:, : self.hidden_size])
             self.weight[:, : self.hidden_size] = 0.5 * nn.init.orthogonal_(recurrent)
             self.weight[:, self.hidden_size :].normal_(0.0, self.input_size**-0.5)
 

@@ -98,7 +98,7 @@ class LinearUse:
         """The number of valid rows (of each map of a stack)."""
         if self.mask is None:
             return self.rows.count
-        valid = self.mask.sum()
+        valid = self.mask.sum(dtype=torch.float64)
         return valid if self.mask.ndim == 1 else valid / self.mask.shape[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pyro.distributions as dist
 import pytest
@@ -79,6 +80,20 @@ def test_sequences_count_at_their_last_step_and_mixtures_average() -> None:
     torch.testing.assert_close(class_probabilities(mixture), (probs[:, 0] + probs[:, 1]) / 2)
 
 
+@pytest.mark.parametrize("wrap", [lambda fn: fn, lambda fn: fn.to_event(1)], ids=["batch", "event"])
+def test_of_several_yes_or_no_outputs_each_counts(wrap: Any) -> None:
+    y = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    task = ncl.Task((torch.zeros(2, 1), y), (torch.zeros(2, 1), y), name="t")
+    probs = torch.tensor([[0.9, 0.9, 0.9], [0.9, 0.1, 0.9]])
+    (score,) = ncl.evaluate(Fixed(wrap(dist.Bernoulli(probs=probs))), [task])
+    assert score.accuracy == pytest.approx(4 / 6)
+    assert score.calibration_error == pytest.approx(0.9 - 4 / 6, abs=1e-6)
+    (single,) = ncl.evaluate(
+        Fixed(dist.Bernoulli(probs=probs[:, 1])), [ncl.Task(task.train, (torch.zeros(2, 1), y[:, 1]), name="t")]
+    )
+    assert single.accuracy == 0.5
+
+
 def test_a_metric_of_ones_own() -> None:
     y = torch.tensor([[0.0], [1.0]])
     task = ncl.Task((y, y), (y, y), name="t")
@@ -86,7 +101,7 @@ def test_a_metric_of_ones_own() -> None:
     close = ncl.evaluate(learner, [task], metric=lambda p, batch: (p.mean - batch[-1]).abs().squeeze(-1) < 0.5)[0]
     assert close.accuracy == 0.5
     assert math.isnan(close.calibration_error)
-    with pytest.raises(DataError, match="no accuracy of a Independent: pass a `metric`"):
+    with pytest.raises(DataError, match=r"no accuracy for the distribution .*Normal.*: pass a `metric`"):
         ncl.evaluate(learner, [task])
 
 

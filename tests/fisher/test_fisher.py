@@ -287,7 +287,7 @@ def test_a_random_model_with_diagonal_blocks_is_refused() -> None:
         gain = pyro.sample("gain", normal((5,)))
         pyro.sample("y", dist.Normal((x * gain + torch.randn_like(x)).sum(-1), 1.0), obs=y)
 
-    with pytest.raises(UnsupportedUseError, match=r"'gain' are no linear maps.*per-example.*random"):
+    with pytest.raises(UnsupportedUseError, match=r"'gain' need the gradient of each example.*random"):
         ncl.fisher(model, {"gain": torch.ones(5)}, (inputs(6, 5), inputs(6)))
 
 

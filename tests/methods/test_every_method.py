@@ -95,3 +95,23 @@ def test_a_posterior_of_other_blocks_is_refused() -> None:
     with pytest.raises(SettingError, match="needs diagonal blocks"):
         posterior.update(classification_task(), engine=EWC(steps=2))
     assert posterior.tasks == ("classes 1",)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_learns_with_a_network_that_draws_noise(name: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.core, self.drop, self.out = ncl.nn.RNN(3, 4, noise=0.1), nn.Dropout(0.2), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.drop(self.core(x)))
+
+    torch.manual_seed(0)
+    model = ncl.BayesianNetwork(Net(), ncl.Categorical(), prior=dist.Normal(0.0, 0.3))
+    x = torch.randn(40, 6, 3, generator=torch.Generator().manual_seed(0))
+    data = x, (x.cumsum(1)[..., 0] > 0).long()
+    learner = build(name, model, lr=1e-3)
+    for k in range(2):
+        learner.update(ncl.Task(data, name=str(k)))
+    assert learner.tasks == ("0", "1")

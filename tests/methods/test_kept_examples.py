@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, SettingError
@@ -100,3 +101,28 @@ def test_tasks_that_cannot_be_split_are_refused() -> None:
         split_examples(ncl.Task(loader, name="loader"), 5, generator)
     with pytest.raises(SettingError, match="keep must be at least 1"):
         ReplayLearner(classifier(), PlainTraining(), keep=0)
+
+
+@pytest.mark.parametrize("size", [20, 400])
+def test_a_coreset_of_a_task_that_counts_as_more_or_fewer_examples_than_it_has(size: int) -> None:
+    x = torch.arange(40.0).unsqueeze(-1)
+    kept, rest = split_examples(ncl.Task((x, x), name="t", size=size), 10, torch.Generator().manual_seed(0))
+    assert sorted(torch.cat([kept.train[0], rest.train[0]]).flatten().tolist()) == x.flatten().tolist()
+    assert (kept.size, rest.size) == (size // 4, size * 3 // 4)
+
+
+def test_a_coreset_of_a_data_set_that_augments_leaves_the_global_generator_alone() -> None:
+    class Augmented(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.tensor([float(i)]) + torch.randn(1), torch.tensor([float(i)])
+
+    task, before = ncl.Task(Augmented(), name="t"), torch.get_rng_state()
+    kept, rest = split_examples(task, 5, torch.Generator().manual_seed(0))
+    again, _ = split_examples(task, 5, torch.Generator().manual_seed(0))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(kept.train[0], again.train[0])
+    first, second = (next(iter(rest.epoch(25, torch.Generator().manual_seed(s))))[0] for s in (1, 2))
+    assert not torch.equal(first, second)  # still augmented anew each time

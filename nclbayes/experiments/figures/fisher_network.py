@@ -53,8 +53,8 @@ class Network:
             return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
         W = torch.cat([0.5 * random_rotation(units, generator), normal(units, inputs) * inputs**-0.5], dim=1)
-        Q, spectrum = random_rotation(outputs, generator), torch.logspace(-1, 1, outputs, dtype=torch.float64)
-        covariance = (Q * spectrum.to(Q.device)) @ Q.mT
+        Q = random_rotation(outputs, generator)
+        covariance = (Q * torch.logspace(-1, 1, outputs, dtype=Q.dtype, device=Q.device)) @ Q.mT
         sequences = settings["sequences"], settings["steps"]
         return cls(
             LinearRNN(W, normal(outputs, units) * units**-0.5),
