@@ -39,7 +39,7 @@ _NAMES = ", ".join(FIGURES)
 def figure(
     name: Annotated[str | None, typer.Argument(help=f"The figure: {_NAMES}.")] = None,
     scale: Annotated[
-        str, typer.Option(help=f"{', '.join(SCALES)}: seconds, minutes to an hour, or as published.")
+        str, typer.Option(help=f"{', '.join(SCALES)}: seconds, minutes to some hours, or as published.")
     ] = "laptop",
     out: Annotated[
         Path | None, typer.Option(help="Where data and pictures go; the same command goes on in it.")

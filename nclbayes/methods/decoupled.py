@@ -15,7 +15,7 @@ class DecoupledKFAC(KFAC):
         v <- beta_2 v + (1 - beta_2) (grad L(lambda_v))^2
 
     With lambda_m = 1 and a large lambda_v the optimum is that of Bayes' rule, and only the preconditioner is made more
-    like NCL's; that alone retains earlier tasks. With equal weights it is KFAC.
+    like NCL's; in the paper's recurrent networks that alone retains earlier tasks. With equal weights it is KFAC.
 
     Attributes:
         prior_weight: lambda_m.

@@ -41,3 +41,17 @@ def test_stimulus_response_needs_no_data(method: str, tmp_path: Path, capsys: py
     command += ["-o", "beta=0.3"] if method == "variational-ncl" else []
     assert run_command_line([*command, "--out", str(tmp_path / "run")]) == 0
     assert method in json.loads(capsys.readouterr().out)["methods"]
+
+
+@pytest.mark.parametrize("method", ["laplace-ncl", "variational-ncl"])
+def test_features_of_cifar_are_learnt_after_a_short_pretraining(
+    method: str, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (data_folder / "cifar-10-batches-bin").is_dir() or not (data_folder / "cifar-100-binary").is_dir():
+        pytest.skip("CIFAR is not among the real data")
+    assert run_command_line(["data", "pretrain-cifar", "--epochs", "1", "--size", "400", "--quiet"]) == 0
+    assert "test accuracy on CIFAR-10" in capsys.readouterr().out
+    command = ["run", "split-cifar100", "--tasks", "2", "--units", "100", "--method", method, "--quick", "--json"]
+    assert run_command_line([*command, "--out", str(tmp_path / "run")]) == 0
+    ((record,),) = json.loads(capsys.readouterr().out)["methods"].values()
+    assert 0 <= record["average accuracy"] <= 1

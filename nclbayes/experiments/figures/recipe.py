@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCALES = ("quick", "laptop", "paper")
-"""To see that it runs; in minutes to an hour on two cores; as in the paper."""
+"""To see that it runs; in minutes to some hours on two cores; as in the paper."""
 
 Row = Mapping[str, Any]
 Settings = Mapping[str, Any]
