@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
-from nclbayes.fisher.per_example import NoisyModelError, example_scores
-from nclbayes.fisher.squares import summed_squares
+from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
+from nclbayes.fisher.per_example import example_scores
 from nclbayes.fisher.sums import BlockSums, KroneckerFisher
 from nclbayes.fisher.targets import (
     FisherKind,
@@ -24,40 +25,11 @@ from nclbayes.fisher.targets import (
     score,
     temper,
 )
-from nclbayes.fisher.verify import verify_squares, verify_uses
+from nclbayes.fisher.verify import verify_uses
 from nclbayes.randomness import drawing_from
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
 from nclbayes.watch.run import Batch, Model, batch_size
-
-Pairs = list[tuple[LinearUse, Tensor]]
-# Per-example gradients of so many numbers are cheap enough to check others against.
-_FEW_NUMBERS = 1 << 22
-
-
-@dataclass(frozen=True)
-class DiagonalFisher:
-    """The diagonal Fisher of a block.
-
-    Attributes:
-        diagonal: Sum of squared per-example gradients, scaled to the number of examples asked for, float64.
-        examples: How many examples it came from.
-
-    Example:
-        >>> import pyro
-        >>> import pyro.distributions as dist
-        >>> import torch
-        >>> from nclbayes import fisher
-        >>> def model(x, y):
-        ...     gain = pyro.sample("gain", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        ...     pyro.sample("y", dist.Normal(x * gain, 1.0).to_event(1), obs=y)
-        >>> found = fisher(model, {"gain": torch.ones(2)}, (torch.ones(5, 2), torch.zeros(5, 2)), kind="exact")
-        >>> found["gain"].diagonal.tolist(), found["gain"].examples
-        ([5.0, 5.0], 5.0)
-    """
-
-    diagonal: Tensor
-    examples: float
 
 
 class FisherAccumulator:
@@ -123,7 +95,7 @@ class FisherAccumulator:
         self.examples = 0.0
         self._forms: dict[Any, list[Block]] = {}
         self._sums: dict[str, BlockSums] = {}
-        self._diagonal: dict[str, Tensor] = {}
+        self._squares = DiagonalSums()
 
     def update(self, batch: Batch) -> ModelRun:
         """Add one batch.
@@ -166,7 +138,7 @@ class FisherAccumulator:
         """
         for sums in self._sums.values():
             sums.scale(factor)
-        self._diagonal = {name: squares * factor for name, squares in self._diagonal.items()}
+        self._squares.scale(factor)
         self.examples *= factor
 
     def factors(self, size: float | None = None) -> dict[str, KroneckerFisher | DiagonalFisher]:
@@ -188,7 +160,7 @@ class FisherAccumulator:
         found: dict[str, KroneckerFisher | DiagonalFisher] = {}
         for name, sums in self._sums.items():
             found[name] = sums.factors(scale, self.samples, self.examples)
-        for name, squares in self._diagonal.items():
+        for name, squares in self._squares.squares.items():
             found[name] = DiagonalFisher(squares * (scale / self.samples), self.examples)
         self._check_finite()
         return found
@@ -198,7 +170,7 @@ class FisherAccumulator:
         found = {"examples": torch.tensor(self.examples, dtype=torch.float64, device="cpu")}
         for name, sums in self._sums.items():
             found |= {f"kronecker.{name}.{part}": tensor for part, tensor in sums.tensors().items()}
-        return found | {f"diagonal.{name}": squares for name, squares in self._diagonal.items()}
+        return found | {f"diagonal.{name}": squares for name, squares in self._squares.squares.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], blocks: Mapping[str, Block], like: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -217,7 +189,7 @@ class FisherAccumulator:
                 self._sums[name].restore(summed)
             elif f"diagonal.{name}" in tensors:
                 self.blocks[name] = block
-                self._diagonal[name] = tensors[f"diagonal.{name}"].to(like[name].device)
+                self._squares.squares[name] = tensors[f"diagonal.{name}"].to(like[name].device)
 
     def _add(self, run: ModelRun, batch: Batch, weight: float) -> None:
         blocks, is_new = self._meet(run)
@@ -228,44 +200,48 @@ class FisherAccumulator:
                 self._check_examples(use, run)
                 kronecker[use.weight].uses.append(use)
         groups = list(kronecker.values())
-        sites = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
+        # What has a diagonal Fisher: all that is no linear map, or everything.
+        squared = [block for block in blocks if self.diagonal or isinstance(block, DiagonalBlock)]
 
         def scores(target: Target, sites: list[str]) -> dict[str, Tensor]:
             return example_scores(self.model, batch, self.context, run, sites, target, self.temperature)
 
         if is_new:
-            # Of their own stream, so that a check more or less changes no other draw.
-            with drawing_from(torch.Generator().manual_seed(0), _device(batch)):
-                target = draw_unlikely(observed)
-            total = score(observed, target)
-            if total.requires_grad:
-                seen = _backpropagate(total, groups)
-                verify_uses(run, blocks, seen, scores(target, sites) if sites else {}, total)
-                if self.diagonal:
-                    self._verify_squares(groups, seen, run, lambda sites: scores(target, sites))
+            self._verify(run, observed, blocks, groups, scores)
         for target in self._targets(observed, run):
             total = score(observed, target)
             if total.requires_grad:
                 seen = _backpropagate(total, groups)
-                if self.diagonal:
-                    unclear = self._add_squares(groups, seen, run, weight)
-                    try:
-                        self._add_scores(unclear, scores(target, _sites(unclear)) if unclear else {}, weight)
-                    except NoisyModelError:
-                        # As many steps as examples, which cannot be run one by one: they come first in every batch.
-                        names = {block.name for block in unclear}
-                        left = [group for group in groups if group.block.name in names]
-                        if self._add_squares(left, seen, run, weight, first=True):
-                            raise
-                else:
+                self._squares.add(squared, seen, run.examples, partial(scores, target), weight)
+                if not self.diagonal:
                     self._add_gradients(groups, seen, weight)
-                here = [block for block in blocks if isinstance(block, DiagonalBlock)]
-                self._add_scores(here, scores(target, sites) if sites else {}, weight)
         for group in groups:
             if group.reached and not self.diagonal:
                 self._sums[group.block.name].add_inputs([group.uses[i] for i in sorted(group.reached)], weight)
         self.examples += weight * run.examples
         self._check_finite()
+
+    def _verify(
+        self,
+        run: ModelRun,
+        observed: Mapping[str, Observed],
+        blocks: Sequence[Block],
+        groups: list[_KroneckerUses],
+        scores: Callable[[Target, list[str]], dict[str, Tensor]],
+    ) -> None:
+        """Refuse a model of which something was not seen."""
+        # Of their own stream, so that a check more or less changes no other draw.
+        device = next(iter(observed.values())).value.device
+        with drawing_from(torch.Generator().manual_seed(0), device):
+            target = draw_unlikely(observed)
+        total = score(observed, target)
+        if total.requires_grad:
+            seen = _backpropagate(total, groups)
+            sites = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
+            verify_uses(run, blocks, seen, scores(target, sites) if sites else {}, total)
+            if self.diagonal:
+                maps = [group.block for group in groups]
+                self._squares.verify(maps, seen, run.examples, partial(scores, target))
 
     def _meet(self, run: ModelRun) -> tuple[list[Block], bool]:
         """The run's blocks, which must be those of earlier runs or new; and whether its form is new."""
@@ -302,52 +278,6 @@ class FisherAccumulator:
                     self._sums[name] = BlockSums(group.block, pairs[0][1].dtype, pairs[0][1].device)
                 self._sums[name].add_gradients(pairs, weight)
 
-    def _add_squares(
-        self,
-        groups: list[_KroneckerUses],
-        seen: Mapping[str, Pairs],
-        run: ModelRun,
-        weight: float,
-        first: bool = False,
-    ) -> list[Block]:
-        """Add squared gradients from rows; the blocks whose rows cannot be told by example are returned."""
-        unclear: list[Block] = []
-        for group in groups:
-            name, pairs = group.block.name, seen[group.block.name]
-            if pairs:
-                squares = summed_squares(group.block, pairs, run.examples, first)
-                if squares is None:
-                    unclear.append(group.block)
-                else:
-                    self._diagonal[name] = self._diagonal.get(name, 0.0) + weight * squares
-        return unclear
-
-    def _add_scores(self, blocks: Sequence[Block], scores: Mapping[str, Tensor], weight: float) -> None:
-        for block in blocks:
-            squares = weight * block.pack(scores).double().square().sum(0)
-            self._diagonal[block.name] = self._diagonal.get(block.name, 0.0) + squares
-
-    def _verify_squares(
-        self,
-        groups: list[_KroneckerUses],
-        seen: Mapping[str, Pairs],
-        run: ModelRun,
-        scores: Callable[[list[str]], dict[str, Tensor]],
-    ) -> None:
-        """On few examples, compare what rows give with gradients of one example at a time."""
-        for group in groups:
-            block, pairs = group.block, seen[group.block.name]
-            if pairs and run.examples * block.size <= _FEW_NUMBERS:
-                squares = summed_squares(block, pairs, run.examples)
-                if squares is None:
-                    continue
-                try:
-                    alone = scores(list(block.sites))
-                except NoisyModelError:
-                    # There is nothing to compare with; that the rows add up to the gradient has been checked.
-                    return
-                verify_squares(block, block.pack(alone).double().square().sum(0), squares)
-
     def _check_examples(self, use: LinearUse, run: ModelRun) -> None:
         """Only drawn targets make the cross terms of a row that all examples share vanish."""
         if self.kind is not FisherKind.MODEL and use.rows.count % run.examples:
@@ -364,11 +294,7 @@ class FisherAccumulator:
                     f"NaN or infinity in the {side} of the map with weight '{self.blocks[name].sites[0]}', up to "
                     f"example {self.examples:g}. Look at the data and the weights; nothing was added to hide it."
                 )
-        for name, squares in self._diagonal.items():
-            if not bool(torch.isfinite(squares).all()):
-                raise NonFiniteError(
-                    f"NaN or infinity in the gradients of site '{name}', up to example {self.examples:g}."
-                )
+        self._squares.check_finite(self.examples)
 
 
 @dataclass
@@ -378,10 +304,6 @@ class _KroneckerUses:
     block: KroneckerBlock
     uses: list[LinearUse] = field(default_factory=list)
     reached: set[int] = field(default_factory=set)
-
-
-def _sites(blocks: Sequence[Block]) -> list[str]:
-    return [site for block in blocks for site in block.sites]
 
 
 def _backpropagate(total: Tensor, groups: list[_KroneckerUses]) -> dict[str, Pairs]:

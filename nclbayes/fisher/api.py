@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nclbayes.fisher.accumulator import DiagonalFisher, FisherAccumulator
+from nclbayes.fisher.accumulator import FisherAccumulator
+from nclbayes.fisher.diagonal import DiagonalFisher
 from nclbayes.fisher.sums import KroneckerFisher
 from nclbayes.fisher.targets import FisherKind
 from nclbayes.watch.run import Batch, Model

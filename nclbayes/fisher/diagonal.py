@@ -1,0 +1,157 @@
+"""The sums behind diagonal Fishers: squared gradients of one example at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nclbayes.blocks import Block, KroneckerBlock
+from nclbayes.errors import NonFiniteError
+from nclbayes.fisher.per_example import NoisyModelError
+from nclbayes.fisher.squares import summed_squares
+from nclbayes.fisher.verify import verify_squares
+from nclbayes.watch import LinearUse
+
+Pairs = list[tuple[LinearUse, Tensor]]
+Scores = Callable[[list[str]], dict[str, Tensor]]
+"""From some sites to the gradient of each example's log likelihood there, [examples, *site]."""
+# Per-example gradients of so many numbers are cheap enough to check others against.
+_FEW_NUMBERS = 1 << 22
+
+
+@dataclass(frozen=True)
+class DiagonalFisher:
+    """The diagonal Fisher of a block.
+
+    Attributes:
+        diagonal: Sum of squared per-example gradients, scaled to the number of examples asked for, float64.
+        examples: How many examples it came from.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes import fisher
+        >>> def model(x, y):
+        ...     gain = pyro.sample("gain", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        ...     pyro.sample("y", dist.Normal(x * gain, 1.0).to_event(1), obs=y)
+        >>> found = fisher(model, {"gain": torch.ones(2)}, (torch.ones(5, 2), torch.zeros(5, 2)), kind="exact")
+        >>> found["gain"].diagonal.tolist(), found["gain"].examples
+        ([5.0, 5.0], 5.0)
+    """
+
+    diagonal: Tensor
+    examples: float
+
+
+class DiagonalSums:
+    """Sums of squared per-example gradients, by block.
+
+    Attributes:
+        squares: What has been summed, float64, of each block's shape.
+    """
+
+    def __init__(self) -> None:
+        self.squares: dict[str, Tensor] = {}
+
+    def add(
+        self, blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, scores: Scores, weight: float
+    ) -> None:
+        """Add one backpropagated target.
+
+        Args:
+            blocks: Those to sum; of linear maps that the likelihood did not reach, nothing is added.
+            seen: For each linear map, its uses with the gradient of their outputs.
+            examples: How many examples the batch has.
+            scores: Asked where rows do not tell which example they belong to.
+            weight: What each example counts.
+
+        Raises:
+            NoisyModelError: If it had to be asked, and the model draws random numbers.
+        """
+        found: dict[str, Tensor] = {}
+        unclear: list[Block] = []
+        for block in blocks:
+            if isinstance(block, KroneckerBlock):
+                if not seen[block.name]:
+                    continue
+                squares = summed_squares(block, seen[block.name], examples)
+                if squares is not None:
+                    found[block.name] = squares
+                    continue
+            unclear.append(block)
+        if unclear:
+            found |= _one_by_one(unclear, seen, examples, scores)
+        for name, squares in found.items():
+            self.squares[name] = self.squares.get(name, 0.0) + weight * squares
+
+    def verify(
+        self, blocks: Sequence[KroneckerBlock], seen: Mapping[str, Pairs], examples: int, scores: Scores
+    ) -> None:
+        """On few examples, compare what rows give with gradients of one example at a time.
+
+        Args:
+            blocks: Linear maps.
+            seen: For each, its uses with the gradient of their outputs.
+            examples: How many examples the batch has.
+            scores: What to compare with.
+
+        Raises:
+            UnsupportedUseError: If they differ.
+        """
+        for block in blocks:
+            if seen[block.name] and examples * block.size <= _FEW_NUMBERS:
+                squares = summed_squares(block, seen[block.name], examples)
+                if squares is not None:
+                    try:
+                        alone = scores(list(block.sites))
+                    except NoisyModelError:
+                        # There is nothing to compare with; that the rows add up to the gradient is checked elsewhere.
+                        return
+                    verify_squares(block, _squared(block, alone), squares)
+
+    def scale(self, factor: float) -> None:
+        """Multiply what has been summed so far.
+
+        Args:
+            factor: By what.
+        """
+        self.squares = {name: squares * factor for name, squares in self.squares.items()}
+
+    def check_finite(self, examples: float) -> None:
+        """Refuse NaN and infinity.
+
+        Args:
+            examples: How many examples have been added, for the message.
+
+        Raises:
+            NonFiniteError: If there are any.
+        """
+        for name, squares in self.squares.items():
+            if not bool(torch.isfinite(squares).all()):
+                raise NonFiniteError(f"NaN or infinity in the gradients of site '{name}', up to example {examples:g}.")
+
+
+def _one_by_one(blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, scores: Scores) -> dict[str, Tensor]:
+    """Summed squares from the gradient of each example by itself."""
+    try:
+        alone = scores([site for block in blocks for site in block.sites])
+    except NoisyModelError:
+        found = {}
+        for block in blocks:
+            squares = None
+            if isinstance(block, KroneckerBlock):
+                # As many steps as examples: they come first, as in every batch.
+                squares = summed_squares(block, seen[block.name], examples, first=True)
+            if squares is None:
+                raise
+            found[block.name] = squares
+        return found
+    return {block.name: _squared(block, alone) for block in blocks}
+
+
+def _squared(block: Block, scores: Mapping[str, Tensor]) -> Tensor:
+    return block.pack(scores).double().square().sum(0)
