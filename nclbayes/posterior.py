@@ -23,7 +23,7 @@ from nclbayes.engines.loop import Callback
 from nclbayes.errors import DataError, FileError, ModelError, SettingError, ValuesError
 from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
-from nclbayes.randomness import drawing_from, restored_on_failure
+from nclbayes.randomness import drawing_from, restored
 from nclbayes.state import KroneckerState, State
 from nclbayes.task import Task, own_generators, to_device
 from nclbayes.watch.run import Model
@@ -170,7 +170,7 @@ class OnlinePosterior:
         generator = self.generator if generator is None else generator
         if checkpoint_every < 1:
             raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
-        with restored_on_failure(generator, *own_generators(task)):
+        with restored(generator, *own_generators(task), only_on_failure=True):
             device, entry = self._device(task), generator.get_state()
             joined = join(
                 self.model,

@@ -9,40 +9,25 @@ import torch
 
 
 @contextmanager
-def restored(*generators: torch.Generator) -> Iterator[None]:
+def restored(*generators: torch.Generator, only_on_failure: bool = False) -> Iterator[None]:
     """Whatever is drawn inside, the generators are as before afterwards.
 
     Args:
         *generators: The generators.
+        only_on_failure: Whether they are put back only if what is done inside fails, as if it had never been tried.
 
     Yields:
         Nothing.
     """
     before = [generator.get_state() for generator in generators]
+    failed = True
     try:
         yield
+        failed = False
     finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
-
-
-@contextmanager
-def restored_on_failure(*generators: torch.Generator) -> Iterator[None]:
-    """If what is done inside fails, the generators are as if it had never been tried.
-
-    Args:
-        *generators: The generators.
-
-    Yields:
-        Nothing.
-    """
-    before = [generator.get_state() for generator in generators]
-    try:
-        yield
-    except BaseException:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
-        raise
+        if failed or not only_on_failure:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
 
 @contextmanager
