@@ -400,9 +400,10 @@ class OnlinePosterior:
 
     def _check_model(self, path: str | os.PathLike[str]) -> None:
         """Refuse a model whose weights are not those of the posterior, where it says what they are."""
-        initial = self._initial_values()
-        if initial is None:
+        initial_values = getattr(self.model, "initial_values", None)
+        if initial_values is None:
             return
+        initial = initial_values()
         for site, value in self._belief.mean().items():
             if site not in initial or initial[site].shape != value.shape:
                 shape = tuple(initial[site].shape) if site in initial else "no such site"

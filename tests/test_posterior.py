@@ -632,3 +632,15 @@ def test_an_engine_must_be_made_not_named() -> None:
 def test_there_is_no_evidence_of_what_is_not_bayes_rule(settings: dict[str, float]) -> None:
     posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, batch_size=20, **settings))
     assert posterior.update(classification_task(1)).log_evidence is None
+
+
+def test_a_file_is_checked_against_the_model_not_against_where_it_started(tmp_path: Path) -> None:
+    """Initial values may name some sites only, and say nothing of another model."""
+    initial = {"0.weight": torch.zeros(8, 5)}
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, batch_size=20), initial=initial)
+    posterior.update(classification_task(1))
+    posterior.save(tmp_path / "p")
+    assert ncl.OnlinePosterior.load(tmp_path / "p", classifier()).tasks == posterior.tasks
+    other = ncl.BayesianNetwork(nn.Linear(5, 3), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    with pytest.raises(FileError, match="is of another model"):
+        ncl.OnlinePosterior.load(tmp_path / "p", other)

@@ -15,7 +15,7 @@ from nclbayes.errors import FileError
 from nclbayes.storage import read_file, write_file
 
 # To be raised whenever snapshots hold other things, or go on in another way, than before.
-_LAYOUT = 2
+_LAYOUT = 3
 
 
 @dataclass(frozen=True)

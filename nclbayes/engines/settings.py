@@ -25,7 +25,7 @@ class EngineSettings:
         prior_weight: lambda, the weight of the previous posterior; 1 is Bayes' rule.
         likelihood_weight: What each example counts; 1 is Bayes' rule. A weight w gives the posterior of the likelihood
             to the power w, above 1 a cold one: the mean moves as under a prior sqrt(w) times as wide, while samples
-            are sqrt(w) times as narrow.
+            are sqrt(w) times narrower than those of that wide prior.
         alpha: Damping: the preconditioner uses Lambda + N alpha^2 I.
         trust_radius: Scale each step back so that 1/2 delta^T Lambda delta <= r^2; None: do not.
         kronecker_sum: The rule by which a task's Fisher is added to the precision. "kl" is the closest; "additive" and
