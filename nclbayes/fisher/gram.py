@@ -58,12 +58,11 @@ class GramSum:
             count = piece.shape[-2]
             if self._held + count > _ROWS:
                 self._multiply()
-            here = slice(self._held, self._held + count)
-            slot = self._rows[..., here, :]
+            slot = self._rows.narrow(-2, self._held, count)
             assert slot.shape == piece.shape
             slot.copy_(piece) if root == 1.0 else torch.mul(piece, root, out=slot)
             if in_row_sum:
-                self._weights_of_rows()[here] = root
+                self._weights_of_rows().narrow(0, self._held, count).fill_(root)
             self._held += count
 
     def scale(self, factor: float) -> None:
@@ -84,9 +83,9 @@ class GramSum:
         """
         self._multiply()
         lower = (self._partial if self._total is None else self._carry()).tril()
-        whole = lower.double()
-        whole = (whole + whole.mT).mul_(factor)
-        whole.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+        # Exact in any precision: off the diagonal one of the two is zero.
+        whole = lower + lower.tril(-1).mT
+        whole = whole.double().mul_(factor)
         # Squares so small that they, or products with them, may have underflowed: gone, with their row and column.
         limits = torch.finfo(self._partial.dtype)
         kept = lower.diagonal(dim1=-2, dim2=-1) >= limits.tiny / limits.eps

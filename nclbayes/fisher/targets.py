@@ -49,10 +49,12 @@ class Target:
     Attributes:
         values: A value for each site that is scored.
         weights: What multiplies that site's log probability, elementwise; absent: 1.
+        drawn: Whether the values were drawn, so that nobody has to check that they are possible ones.
     """
 
     values: Mapping[str, Tensor]
     weights: Mapping[str, Tensor]
+    drawn: bool = False
 
 
 def draw(observed: Mapping[str, Observed]) -> Target:
@@ -65,7 +67,7 @@ def draw(observed: Mapping[str, Observed]) -> Target:
         The target; it carries no gradient.
     """
     with torch.no_grad():
-        return Target({name: _draw(site.fn) for name, site in observed.items()}, {})
+        return Target({name: _draw(site.fn) for name, site in observed.items()}, {}, drawn=True)
 
 
 def as_observed(observed: Mapping[str, Observed]) -> Target:
@@ -123,7 +125,7 @@ def score(observed: Mapping[str, Observed], target: Target) -> Tensor:
         site = observed[name]
         weight = target.weights.get(name)
         if weight is None:
-            log_prob, extra = site.fn.log_prob(value), 0
+            log_prob, extra = (_log_prob(site.fn, value) if target.drawn else site.fn.log_prob(value)), 0
         else:
             base, extra = _base(site.fn), len(site.fn.event_shape) - len(_base(site.fn).event_shape)
             log_prob = weight * base.log_prob(value)
@@ -204,6 +206,14 @@ def _draw(fn: Any) -> Tensor:
         # The largest of the logits plus Gumbel noise: several times faster than torch.multinomial.
         return (fn.logits - torch.rand_like(fn.logits).log_().neg_().log_()).argmax(-1)
     return fn.sample()
+
+
+def _log_prob(fn: Any, value: Tensor) -> Tensor:
+    """The log probability of a value that was drawn."""
+    if type(fn) is dist.Categorical:
+        # Without the check that each number is one of the classes, which costs more than all the rest.
+        return fn.logits.gather(-1, value.unsqueeze(-1)).squeeze(-1)
+    return fn.log_prob(value)
 
 
 def _nodes(name: str, base: Any) -> Iterator[tuple[Tensor, Tensor]]:

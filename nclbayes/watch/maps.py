@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
@@ -99,7 +99,7 @@ class MapRecorder(TorchFunctionMode):
             return out
         if func is Tensor.requires_grad_:
             return out
-        tensors = list(_tensors(args, kwargs))
+        tensors = _tensors(args, kwargs)
         self._part_from_biases(func, tensors)
         found = self._sites_among(tensors)
         if not found:
@@ -344,20 +344,23 @@ def is_watched() -> bool:
     return _WATCHED.get()
 
 
-def _tensors(*nested: Any) -> Iterator[Tensor]:
-    for item in nested:
+def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among a call's arguments, also inside lists, tuples and dictionaries."""
+    found: list[Tensor] = []
+    for item in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, (tuple, list)):
-            yield from _tensors(*item)
+            found.append(item)
         elif isinstance(item, dict):
-            yield from _tensors(*item.values())
+            found += _tensors((), item)
+        elif isinstance(item, (tuple, list)) and not isinstance(item, Size):
+            found += _tensors(item, {})
+    return found
 
 
 def _differentiable(out: Any) -> bool:
     if isinstance(out, Tensor):
         return out.requires_grad
-    return isinstance(out, (tuple, list)) and any(tensor.requires_grad for tensor in _tensors(out))
+    return isinstance(out, (tuple, list)) and any(tensor.requires_grad for tensor in _tensors(out, {}))
 
 
 def _axes(tensor: Tensor) -> list[tuple[int, int]]:

@@ -59,7 +59,8 @@ class ProductRows:
             [R, n], or [k, R, n] for a stack.
         """
         rows = x.unsqueeze(0) if x.ndim == 1 else x.mT if self.left else x
-        yield self._flat(rows.expand(*self.lead, rows.shape[-1]))
+        lead = self.lead
+        yield self._flat(rows if rows.shape[:-1] == lead else rows.expand(*lead, rows.shape[-1]))
 
     def gradients(self, grad: Tensor) -> Tensor:
         """The gradient rows.
@@ -89,7 +90,7 @@ class ProductRows:
     def _flat(self, rows: Tensor) -> Tensor:
         if self.stacked:
             return rows.movedim(-3, 0).flatten(1, -2)
-        return rows.reshape(-1, rows.shape[-1])
+        return rows if rows.ndim == 2 else rows.reshape(-1, rows.shape[-1])
 
 
 @dataclass(frozen=True)

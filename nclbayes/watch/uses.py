@@ -92,7 +92,8 @@ class LinearUse:
         Returns:
             [R, m] or [k, R, m].
         """
-        return only_valid(self.rows.gradients(grad.reshape(self.shape)), self.mask)
+        grad = grad if grad.shape == self.shape else grad.reshape(self.shape)
+        return only_valid(self.rows.gradients(grad), self.mask)
 
     def count(self) -> Tensor | int:
         """The number of valid rows (of each map of a stack)."""
