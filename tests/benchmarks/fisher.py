@@ -112,11 +112,11 @@ def run(threads: str) -> str:
         contestants["laplace-torch Kronecker fit (default)"] = lambda: laplace_fit(net, data, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times = best_times(contestants, rounds=4)
+        times = best_times(contestants, rounds=8)
     base, ours = times["plain forward + backward epoch"], times["nclbayes"]
     rows = [(name, threads, f"{t:.3f} s", f"{t / base:.2f}", f"{t / ours:.2f}") for name, t in times.items()]
     title = f"Fisher of 784-400-400-10 over {EXAMPLES:,} examples, batch {BATCH}"
-    header = ("what", "threads", "best of 4", "times a plain epoch", "times nclbayes")
+    header = ("what", "threads", "best of 8", "times a plain epoch", "times nclbayes")
     return table(title, header, rows) + "".join(absent)
 
 
