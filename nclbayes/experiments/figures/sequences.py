@@ -234,11 +234,12 @@ _STIMULUS_VARIANTS: dict[str, Any] = {
     "KFAC, lambda = 100": {"method": "kfac", "settings": {"prior_weight": 100.0, **_KL}},
     WEAK_KFAC: {"method": "kfac", "settings": {"prior_weight": 1.0, **_KL}},
 }
-# Fewer, longer steps: a tenth of the paper's trials, five times its learning rate. Adam's steps are long enough.
+# A tenth of the paper's trials, twice its learning rate: with five times, NCL learns more of each task and forgets it.
+# Adam's steps are long enough.
 _STIMULUS_LAPTOP: dict[str, Any] = {
     label: variant
     if variant["method"] == "kfac"
-    else {**variant, "settings": {**variant.get("settings", {}), "lr": 5e-4}}
+    else {**variant, "settings": {**variant.get("settings", {}), "lr": 2e-4}}
     for label, variant in _STIMULUS_VARIANTS.items()
 }
 _COMMON = {"tasks": None, "size": None, "fisher_size": 2048}
