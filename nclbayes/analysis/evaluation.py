@@ -52,7 +52,7 @@ class Score:
 
 def evaluate(
     posterior: Predictor,
-    tasks: Sequence[Task],
+    tasks: Sequence[Task] | Task,
     *,
     num_samples: int | None = None,
     method: str | None = None,
@@ -64,19 +64,20 @@ def evaluate(
 
     Args:
         posterior: What predicts: an :class:`~nclbayes.OnlinePosterior`, or anything with its ``predict``.
-        tasks: The tasks; each must have test data.
+        tasks: The tasks, or one; each must have test data.
         num_samples: Average the predictions over so many samples of the weights; None: use the posterior mean.
         method: How to predict, if `num_samples` does not say it: "mean", "samples" or "linearized".
         batch_size: Examples at a time.
         metric: What counts as right, where that is not the most probable class:
-            ``metric(distribution, batch) -> [examples]``.
+            ``metric(distribution, batch) -> [examples]``, larger where the prediction is better.
         generator: Decides the samples of the weights, and of endless test data; by default one seeded with 0.
 
     Returns:
         One score a task.
 
     Raises:
-        DataError: If a task has no test data, or the predictive has no classes and there is no metric.
+        DataError: If a task has no test data, if the predictive has no classes and there is no metric, or if the
+            metric gives something else than one number an example.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -96,6 +97,7 @@ def evaluate(
         how["method"] = method
     if how:
         how["generator"] = generator
+    tasks = [tasks] if isinstance(tasks, Task) else tasks
     return [_score(posterior, task, how, batch_size, metric or _is_most_probable, generator) for task in tasks]
 
 
@@ -135,7 +137,7 @@ def _score(
         *inputs, target = batch
         predicted = posterior.predict(*inputs, **how, **task.context)
         target = target.to(_device(predicted))
-        right.append(metric(predicted, (*inputs, target)).double().cpu())
+        right.append(_one_each(metric(predicted, (*inputs, target)), len(target)))
         loss -= float(predicted.log_prob(target).double().sum())
         examples += len(target)
         found = _guesses(predicted, target)
@@ -144,6 +146,17 @@ def _score(
             confidence.append(found[1].flatten().cpu())
     error = calibration_error(torch.cat(confidence), torch.cat(hits)) if hits else float("nan")
     return Score(float(torch.cat(right).mean()), loss / examples, error, examples)
+
+
+def _one_each(values: Any, examples: int) -> Tensor:
+    """What a metric gave, which must be one number an example, [examples] in float64."""
+    if not isinstance(values, Tensor) or values.shape != (examples,):
+        found = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"{values!r}"
+        raise DataError(
+            f"The metric must give one number for each example, a tensor of shape {(examples,)}; it gave {found}. Take "
+            "the mean over outputs or steps, not over examples."
+        )
+    return values.double().cpu()
 
 
 def class_probabilities(predicted: Any) -> Tensor | None:

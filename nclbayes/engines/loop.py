@@ -229,5 +229,5 @@ def _first_sentence(error: Exception) -> str:
 def _diverged(what: str, task: str, step: int) -> NonFiniteError:
     return NonFiniteError(
         f"{what} at step {step} of task '{task}'. The posterior is as it was before the update. Look at the data, "
-        "lower `lr`, or set `trust_radius`."
+        "lower `lr`, set `trust_radius`, or, if weights are sampled, give them a narrower prior."
     )

@@ -292,7 +292,7 @@ class FisherAccumulator:
             if side is not None:
                 raise NonFiniteError(
                     f"NaN or infinity in the {side} of the map with weight '{self.blocks[name].sites[0]}', up to "
-                    f"example {self.examples:g}. Look at the data and the weights; nothing was added to hide it."
+                    f"example {self.examples:.0f}. Look at the data and the weights; nothing was added to hide it."
                 )
         self._squares.check_finite(self.examples)
 

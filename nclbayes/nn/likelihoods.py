@@ -207,7 +207,12 @@ class Poisson(Likelihood):
 
 def _same_shape(target: Tensor, shape: torch.Size) -> None:
     if target.shape != shape:
-        raise DataError(f"The targets have shape {tuple(target.shape)}, but the network's output needs {tuple(shape)}.")
+        needs_axis, has_axis = (*target.shape, 1) == tuple(shape), tuple(target.shape) == (*shape, 1)
+        remedy = " Pass y.unsqueeze(-1)." if needs_axis else " Pass y.squeeze(-1)." if has_axis else ""
+        raise DataError(
+            f"The targets of a batch have shape {tuple(target.shape)}, but the network's output needs {tuple(shape)}."
+            f"{remedy}"
+        )
 
 
 def _in_range(target: Tensor, low: float, high: float, why: str) -> None:

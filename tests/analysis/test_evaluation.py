@@ -108,3 +108,19 @@ def test_a_metric_of_ones_own() -> None:
 def test_a_task_without_test_data_is_named() -> None:
     with pytest.raises(DataError, match="Task 't' has no test data"):
         ncl.evaluate(Fixed(None), [ncl.Task((torch.zeros(2, 1), torch.zeros(2)), name="t")])
+
+
+def test_one_task_needs_no_list() -> None:
+    y = torch.tensor([0, 1])
+    task = ncl.Task((torch.zeros(2, 1), y), (torch.zeros(2, 1), y), name="t")
+    learner = Fixed(dist.Categorical(probs=torch.tensor([[0.9, 0.1], [0.6, 0.4]])))
+    assert ncl.evaluate(learner, task) == ncl.evaluate(learner, [task])
+
+
+@pytest.mark.parametrize("value", [0.5, torch.tensor(0.5), torch.ones(2, 1)])
+def test_a_metric_must_give_one_number_an_example(value: Any) -> None:
+    y = torch.zeros(2, 1)
+    task = ncl.Task((torch.zeros(2, 1), y), (torch.zeros(2, 1), y), name="t")
+    learner = Fixed(dist.Normal(torch.zeros(2, 1), 1.0).to_event(1))
+    with pytest.raises(DataError, match=r"one number for each example, a tensor of shape \(2,\)"):
+        ncl.evaluate(learner, task, metric=lambda predicted, batch: value)
