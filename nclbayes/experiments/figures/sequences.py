@@ -185,6 +185,9 @@ def _draw(results: Results) -> Mapping[str, Figure]:
         _bars(axes[0], final, labels, what)
         for panel, label in zip(axes[1:], shown, strict=False):
             _curves(panel, scores, label)
+        # One legend, where there is most room: the colours are the same in all panels.
+        if len({row["number"] for row in scores}) <= 6:
+            axes[1].legend(fontsize=6, ncols=2)
         if with_gap:
             gaps = _gap(final, what)
             axes[-1].axhline(0.0, color="0.6", linewidth=0.8)
@@ -221,8 +224,6 @@ def _curves(axes: Any, scores: Sequence[Row], label: str) -> None:
     axes.set_xlabel("tasks learnt")
     axes.set_ylabel("loss on each task")
     axes.set_title(label)
-    if len({row["number"] for row in scores}) <= 6:
-        axes.legend(fontsize=6, ncols=2)
 
 
 _KL = {"kronecker_sum": "kl"}
