@@ -205,10 +205,10 @@ class OnlinePosterior:
                     memory=self._belief.memory,
                 )
             )
-            report = self._commit(task, engine, joined.outputs, outcome, time.perf_counter() - started)
-        if snapshots is not None:
-            snapshots.clear()
-        return report
+            if snapshots is not None:
+                # Before the posterior changes: if the file resists, the update has not happened, and can be repeated.
+                snapshots.clear()
+            return self._commit(task, engine, joined.outputs, outcome, time.perf_counter() - started)
 
     def predict(
         self,

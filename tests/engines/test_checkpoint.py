@@ -150,3 +150,24 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(flipped))
     with pytest.raises(FileError, match="damaged"):
         posterior.update(classification_task(1), checkpoint=path)
+
+
+def test_a_checkpoint_that_cannot_be_removed_leaves_the_posterior_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resist(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(f"cannot remove {path}")
+
+    posterior, other = (ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=6, batch_size=20)) for _ in range(2))
+    path = tmp_path / "update.ckpt"
+    task = classification_task()
+    with monkeypatch.context() as patched:
+        patched.setattr("nclbayes.engines.checkpoint.Path.unlink", resist)
+        with pytest.raises(PermissionError, match=r"update\.ckpt"):
+            posterior.update(task, checkpoint=path, checkpoint_every=2)
+    assert posterior.tasks == ()
+    posterior.update(task, checkpoint=path, checkpoint_every=2)
+    assert not path.exists()
+    other.update(task)
+    for name, value in other.mean().items():
+        assert torch.equal(value, posterior.mean()[name])
