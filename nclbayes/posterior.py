@@ -205,6 +205,7 @@ class OnlinePosterior:
                     memory=self._belief.memory,
                 )
             )
+            _check_finite(outcome, task.name)
             if snapshots is not None:
                 # Before the posterior changes: if the file resists, the update has not happened, and can be repeated.
                 snapshots.clear()
@@ -431,9 +432,6 @@ class OnlinePosterior:
     def _commit(
         self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome, seconds: float
     ) -> UpdateReport:
-        for name, state in outcome.states.items():
-            if not bool(torch.isfinite(state.loc).all()):
-                raise diverged(f"The weights of block '{name}' became NaN or infinite", task.name)
         self._belief = self._belief.after(task.name, outputs, outcome)
         return UpdateReport(
             task=task.name,
@@ -445,6 +443,12 @@ class OnlinePosterior:
             log_evidence=outcome.log_evidence,
             kl_of_sums=outcome.kl_of_sums,
         )
+
+
+def _check_finite(outcome: Outcome, task: str) -> None:
+    for name, state in outcome.states.items():
+        if not bool(torch.isfinite(state.loc).all()):
+            raise diverged(f"The weights of block '{name}' became NaN or infinite", task)
 
 
 def _checked(engine: object) -> Engine:
