@@ -1,20 +1,19 @@
-"""What a posterior knows at one moment, and the file that holds it."""
+"""What a posterior knows at one moment: the Gaussians of its blocks, and what they answer."""
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from nclbayes.engines.base import ENGINES, Engine, Outcome
-from nclbayes.errors import FileError
-from nclbayes.state import State, moved, state_from, state_settings, state_tensors
-from nclbayes.storage import read_file, write_file
+from nclbayes.engines.base import Outcome
+from nclbayes.errors import ModelError, ValuesError
+from nclbayes.state import KroneckerState, State, moved
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,83 @@ class Belief:
             values |= state.block.unpack(state.loc)
         return values
 
+    def sample(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Weights drawn from the Gaussians.
+
+        Args:
+            num_samples: How many.
+            generator: Decides the draws.
+
+        Returns:
+            For each site, [num_samples, ...].
+        """
+        values: dict[str, Tensor] = {}
+        for state in self.states.values():
+            shape = (num_samples, *state.loc.shape)
+            eps = torch.randn(shape, generator=generator, dtype=state.loc.dtype, device=generator.device)
+            values |= state.block.unpack(state.loc + state.coloured(eps.to(state.loc.device)))
+        return values
+
+    def guide(self) -> dict[str, Tensor]:
+        """Weights sampled as Pyro sites: one auxiliary site a block, then the block's sites.
+
+        Returns:
+            The weights, by site.
+        """
+        values: dict[str, Tensor] = {}
+        for name, state in self.states.items():
+            distribution = state.distribution
+            if len(distribution.batch_shape):
+                distribution = distribution.to_event(len(distribution.batch_shape))
+            matrix = pyro.sample(f"block.{name}", distribution, infer={"is_auxiliary": True})
+            for site, value in state.block.unpack(matrix).items():
+                values[site] = pyro.sample(site, dist.Delta(value, event_dim=value.ndim))
+        return values
+
+    def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The joint log density of weights.
+
+        Args:
+            values: For every site, ``[*samples, ...]``.
+
+        Returns:
+            ``[*samples]``.
+
+        Raises:
+            ValuesError: If a site is missing, misshapen, or unknown.
+        """
+        known = {site for state in self.states.values() for site in state.block.sites}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValuesError(f"The posterior has no sites {', '.join(map(repr, unknown))}.")
+        total: Any = 0.0
+        for state in self.states.values():
+            density = state.distribution.log_prob(state.block.pack(values))
+            stacked = isinstance(state, KroneckerState) and state.loc.ndim == 3
+            total = total + (density.sum(-1) if stacked else density)
+        return total
+
+    def entropy(self) -> float:
+        """Differential entropy in nats."""
+        return sum(float(state.distribution.entropy().sum()) for state in self.states.values())
+
+    def kl(self, other: Belief) -> float:
+        """KL( self || other ) in nats.
+
+        Args:
+            other: A belief over the same blocks.
+
+        Returns:
+            The divergence.
+
+        Raises:
+            ModelError: If their blocks are not the same.
+        """
+        if {n: s.block for n, s in self.states.items()} != {n: s.block for n, s in other.states.items()}:
+            raise ModelError("The two posteriors do not have the same blocks, so there is no divergence between them.")
+        pairs = [(state.distribution, other.states[name].distribution) for name, state in self.states.items()]
+        return sum(float(torch.distributions.kl_divergence(p, q).sum()) for p, q in pairs)
+
     def to(self, device: torch.device) -> Belief:
         """The same on another device; what is kept in memory stays where it is.
 
@@ -74,106 +150,3 @@ class Belief:
             The moved belief.
         """
         return replace(self, states={name: moved(state, device) for name, state in self.states.items()})
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a posterior's file holds.
-
-    Attributes:
-        belief: The belief.
-        engine: The engine.
-        generator: The generator.
-        initial: Where new sites start, values by site; None: where the model says.
-        learner: Settings of the posterior itself, if it is of a kind that has some.
-    """
-
-    belief: Belief
-    engine: Engine
-    generator: torch.Generator
-    initial: Mapping[str, Tensor] | None = None
-    learner: Mapping[str, Any] = field(default_factory=dict)
-
-
-def write_belief(path: str | os.PathLike[str], saved: Saved) -> None:
-    """Write a belief to a file.
-
-    Args:
-        path: Where to.
-        saved: What to write.
-    """
-    belief, engine = saved.belief, saved.engine
-    tensors = {f"/memory/{name}": tensor for name, tensor in belief.memory.items()}
-    tensors |= {f"/initial/{site}": value for site, value in (saved.initial or {}).items()}
-    described = {}
-    for name, state in belief.states.items():
-        tensors |= {f"{name}/{part}": tensor for part, tensor in state_tensors(state).items()}
-        described[name] = state_settings(state)
-    settings = {
-        "blocks": described,
-        "memory": sorted(belief.memory),
-        "initial": None if saved.initial is None else sorted(saved.initial),
-        "generator": saved.generator.device.type,
-        "trained": sorted(belief.trained),
-        "tasks": belief.tasks,
-        "outputs": belief.outputs,
-        "log_evidence": belief.log_evidence,
-        "engine": {"name": type(engine).__name__, **engine.to_dict()},
-        "scheduled": engine.schedule is not None,
-        "learner": dict(saved.learner),
-    }
-    write_file(path, "posterior", tensors | {"generator": saved.generator.get_state()}, settings)
-
-
-def read_belief(path: str | os.PathLike[str]) -> Saved:
-    """Read what :func:`write_belief` wrote.
-
-    Args:
-        path: Where from.
-
-    Returns:
-        The same, on the CPU.
-
-    Raises:
-        FileError: If the file is damaged or foreign, or of an engine that is not known.
-    """
-    tensors, settings = read_file(path, "posterior")
-    described = dict(settings["engine"])
-    engine = described.pop("name")
-    if engine not in ENGINES:
-        raise FileError(f"'{path}' was written with the engine {engine}, which is not known here: import it first.")
-    if settings.get("scheduled"):
-        warnings.warn(
-            f"The engine of '{path}' had a schedule of its learning rate, a function, which a file cannot hold: set it "
-            "again, as in posterior.engine = dataclasses.replace(posterior.engine, schedule=...).",
-            stacklevel=3,
-        )
-    states = {}
-    for name, block in settings["blocks"].items():
-        states[name] = state_from(block, {part: tensors.pop(f"{name}/{part}") for part in block["tensors"]})
-    belief = Belief(
-        states=states,
-        trained=frozenset(settings["trained"]),
-        tasks=tuple(settings["tasks"]),
-        outputs=tuple(settings["outputs"]),
-        log_evidence=settings["log_evidence"],
-        memory={name: tensors.pop(f"/memory/{name}") for name in settings.get("memory", ())},
-    )
-    sites = settings.get("initial")
-    initial = None if sites is None else {site: tensors.pop(f"/initial/{site}") for site in sites}
-    generator = _generator(settings.get("generator", "cpu"), tensors["generator"], path)
-    return Saved(belief, ENGINES[engine](**described), generator, initial, settings.get("learner", {}))
-
-
-def _generator(device: str, state: Tensor, path: str | os.PathLike[str]) -> torch.Generator:
-    """The saved generator; one of a device that is not here starts anew."""
-    if device != "cpu" and not torch.cuda.is_available():
-        warnings.warn(
-            f"The generator of '{path}' is of a device that is not here ({device}): its draws cannot be repeated, and "
-            "one of the CPU, seeded with 0, takes its place.",
-            stacklevel=4,
-        )
-        return torch.Generator().manual_seed(0)
-    generator = torch.Generator(device=device)
-    generator.set_state(state)
-    return generator

@@ -10,21 +10,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import pyro
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from nclbayes.belief import Belief, Saved, read_belief, write_belief
+from nclbayes.belief import Belief
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import DataError, FileError, ModelError, SettingError, ValuesError
+from nclbayes.errors import DataError, FileError, ModelError, SettingError
 from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.randomness import drawing_from, restored
-from nclbayes.state import KroneckerState, State
+from nclbayes.saving import Saved, read_posterior, write_posterior
+from nclbayes.state import State
 from nclbayes.task import Task, own_generators, to_device
 from nclbayes.watch.run import Model
 
@@ -274,15 +273,7 @@ class OnlinePosterior:
         Returns:
             The weights, by site.
         """
-        values: dict[str, Tensor] = {}
-        for name, state in self._states.items():
-            distribution = state.distribution
-            if len(distribution.batch_shape):
-                distribution = distribution.to_event(len(distribution.batch_shape))
-            matrix = pyro.sample(f"block.{name}", distribution, infer={"is_auxiliary": True})
-            for site, value in state.block.unpack(matrix).items():
-                values[site] = pyro.sample(site, dist.Delta(value, event_dim=value.ndim))
-        return values
+        return self._belief.guide()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a file: tensors and settings, no code. The model itself is not saved.
@@ -291,7 +282,7 @@ class OnlinePosterior:
             path: Where to.
         """
         learner = {name: getattr(self, name) for name in self.learner_settings}
-        write_belief(path, Saved(self._belief, self.engine, self.generator, self._initial, learner))
+        write_posterior(path, Saved(self._belief, self.engine, self.generator, self._initial, learner))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
@@ -307,7 +298,7 @@ class OnlinePosterior:
         Raises:
             FileError: If the file is damaged or foreign, or its sites are not those of the model.
         """
-        saved = read_belief(path)
+        saved = read_posterior(path)
         learner = {name: value for name, value in saved.learner.items() if name in cls.learner_settings}
         posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
         posterior._belief = saved.belief
@@ -324,13 +315,7 @@ class OnlinePosterior:
         Returns:
             For each site, [num_samples, ...].
         """
-        generator = self.generator if generator is None else generator
-        values: dict[str, Tensor] = {}
-        for state in self._states.values():
-            shape = (num_samples, *state.loc.shape)
-            eps = torch.randn(shape, generator=generator, dtype=state.loc.dtype, device=generator.device)
-            values |= state.block.unpack(state.loc + state.coloured(eps.to(state.loc.device)))
-        return values
+        return self._belief.sample(num_samples, self.generator if generator is None else generator)
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         """The joint log density of weights.
@@ -344,20 +329,11 @@ class OnlinePosterior:
         Raises:
             ValuesError: If a site is missing, misshapen, or unknown.
         """
-        known = {site for state in self._states.values() for site in state.block.sites}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValuesError(f"The posterior has no sites {', '.join(map(repr, unknown))}.")
-        total: Any = 0.0
-        for state in self._states.values():
-            density = state.distribution.log_prob(state.block.pack(values))
-            stacked = isinstance(state, KroneckerState) and state.loc.ndim == 3
-            total = total + (density.sum(-1) if stacked else density)
-        return total
+        return self._belief.log_prob(values)
 
     def entropy(self) -> float:
         """Differential entropy in nats."""
-        return sum(float(state.distribution.entropy().sum()) for state in self._states.values())
+        return self._belief.entropy()
 
     def kl(self, other: OnlinePosterior) -> float:
         """KL( self || other ) in nats, of two posteriors over the same blocks.
@@ -371,10 +347,7 @@ class OnlinePosterior:
         Raises:
             ModelError: If their blocks are not the same.
         """
-        if {n: s.block for n, s in self._states.items()} != {n: s.block for n, s in other._states.items()}:
-            raise ModelError("The two posteriors do not have the same blocks, so there is no divergence between them.")
-        pairs = [(state.distribution, other._states[name].distribution) for name, state in self._states.items()]
-        return sum(float(torch.distributions.kl_divergence(p, q).sum()) for p, q in pairs)
+        return self._belief.kl(other._belief)
 
     def to(self, device: torch.device | str) -> OnlinePosterior:
         """Move the posterior, and its model if that is a module.
