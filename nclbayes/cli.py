@@ -80,6 +80,7 @@ def run(
     option: Options = None,
     tuned: TunedFiles = None,
     num_samples: Samples = None,
+    keep_each: Annotated[bool, typer.Option("--keep-each", help="Keep the posterior after each task.")] = False,
     device: Device = "auto",
     quick: Quick = False,
     quiet: Quiet = False,
@@ -93,6 +94,7 @@ def run(
         if set is None:
             raise SettingError(f"Name a task set ({_SETS}), or pass --config.")
         given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units}
+        given["keep_each"] = keep_each
         settings = read_settings(option, steps)
         chosen = _config(set, method, scenario, seed, tuned, settings, prior_scale, read_device(device), given)
         out = Path("runs") / f"{chosen.set}-{chosen.scenario or 'run'}-{method}-{seed}" if out is None else out

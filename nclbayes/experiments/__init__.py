@@ -1,8 +1,8 @@
 """Task sets with their networks and settings, runs and comparisons of methods on them."""
 
 from nclbayes.experiments.comparison import compare, run_all
-from nclbayes.experiments.runs import RunConfig, run
+from nclbayes.experiments.runs import RunConfig, reopen, reopen_each, run
 from nclbayes.experiments.setup import Setup
 from nclbayes.experiments.setups import SETUPS, find_setup
 
-__all__ = ["SETUPS", "RunConfig", "Setup", "compare", "find_setup", "run", "run_all"]
+__all__ = ["SETUPS", "RunConfig", "Setup", "compare", "find_setup", "reopen", "reopen_each", "run", "run_all"]

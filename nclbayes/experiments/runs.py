@@ -41,6 +41,7 @@ class RunConfig:
         num_samples: Evaluate with so many samples of the weights; None: at the mean.
         units: Units in each hidden layer; None: the set's.
         device: Where to compute.
+        keep_each: Whether the folder keeps the posterior after each task, and not only after the last.
 
     Example:
         >>> from nclbayes.experiments import RunConfig
@@ -60,6 +61,7 @@ class RunConfig:
     num_samples: int | None = None
     units: int | None = None
     device: str = "cpu"
+    keep_each: bool = False
 
     @classmethod
     def of(
@@ -194,6 +196,8 @@ def run(
             report = learner.update(tasks[k], progress=progress, checkpoint=checkpoint)
             losses, seconds = report.losses, report.seconds
             if out is not None:
+                if config.keep_each:
+                    learner.save(_kept(out, k + 1))
                 learner.save(out / "posterior.ncl")
         record.add(_scores(config, setup, learner, tasks), losses, seconds)
         if out is not None:
@@ -236,12 +240,56 @@ def reopen(out: Path) -> tuple[RunConfig, list[Task], OnlinePosterior]:
 
     Raises:
         FileError: If there is no run.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nclbayes.experiments import RunConfig, reopen, run
+        >>> config = RunConfig.of("split-digits", "none", tasks=1, settings={"steps": 5})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     record = run(config, Path(folder), progress=False)
+        ...     _, tasks, learner = reopen(Path(folder))
+        >>> learner.tasks == (tasks[0].name,)
+        True
     """
     config = RunConfig.load(out / "config.json")
     setup = find_setup(config.set)
     tasks = setup.make_tasks(config.scenario, config.seed, config.size)[: config.tasks]
     model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units).to(config.device)
     return config, tasks, find_method(config.method).learner.load(out / "posterior.ncl", model).to(config.device)
+
+
+def reopen_each(out: Path) -> tuple[RunConfig, list[Task], list[OnlinePosterior]]:
+    """What a run that kept the posterior after each task has left in its folder.
+
+    Args:
+        out: The folder.
+
+    Returns:
+        The configuration, the tasks, and the learner after the first of them, after the second, and so on.
+
+    Raises:
+        FileError: If there is no run, or it did not keep them.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nclbayes.experiments import RunConfig, reopen_each, run
+        >>> config = RunConfig.of("split-digits", "none", tasks=2, settings={"steps": 5}, keep_each=True)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     record = run(config, Path(folder), progress=False)
+        ...     _, tasks, learners = reopen_each(Path(folder))
+        >>> [len(learner.tasks) for learner in learners]
+        [1, 2]
+    """
+    config, tasks, last = reopen(out)
+    learners = [type(last).load(_kept(out, k + 1), last.model).to(config.device) for k in range(len(last.tasks))]
+    return config, tasks, learners
+
+
+def _kept(out: Path, tasks: int) -> Path:
+    """The posterior after so many tasks."""
+    return out / f"posterior-{tasks}.ncl"
 
 
 class _Untrained:

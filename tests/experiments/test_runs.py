@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from nclbayes import Record
+from nclbayes import Record, evaluate
 from nclbayes.errors import FileError, SettingError
 from nclbayes.experiments import SETUPS, RunConfig, compare, find_setup, run
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
+from nclbayes.experiments.runs import reopen, reopen_each
 
 pytest.importorskip("sklearn")
 
@@ -53,6 +54,28 @@ def test_a_run_killed_between_posterior_and_record_scores_the_task_once_more(tmp
     record.save(tmp_path / "b" / "record.json")
     again = run(config(), tmp_path / "b", progress=False)
     assert again.matrix() == whole.matrix()
+
+
+def test_the_posterior_after_each_task_is_kept_if_asked_for(tmp_path: Path) -> None:
+    run(config(), tmp_path / "last", progress=False)
+    with pytest.raises(FileError, match=r"posterior-1\.ncl"):
+        reopen_each(tmp_path / "last")
+
+    def stop(text: str) -> None:
+        if text.startswith("2/3"):
+            raise KeyboardInterrupt
+
+    asked = config(keep_each=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(asked, tmp_path / "each", progress=False, say=stop)
+    record = run(asked, tmp_path / "each", progress=False)
+    found, tasks, learners = reopen_each(tmp_path / "each")
+    assert found == asked
+    assert [learner.tasks for learner in learners] == [tuple(record.tasks[: k + 1]) for k in range(3)]
+    for learner, row in zip(learners, record.scores, strict=True):
+        assert evaluate(learner, tasks) == row
+    last = reopen(tmp_path / "last")[2].mean()
+    assert all(torch.equal(value, last[site]) for site, value in learners[-1].mean().items())
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:

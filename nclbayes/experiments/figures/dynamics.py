@@ -70,7 +70,7 @@ def compute(settings: Settings, place: Workplace) -> Results:
     changes = {"steps": settings["steps"], **settings["changes"]}
     given: dict[str, Any] = {"settings": changes, "size": settings["size"], "tasks": settings["tasks"]}
     configs = [
-        RunConfig.of("stroke-mnist", method, seed=seed, device=place.device, **given)
+        RunConfig.of("stroke-mnist", method, seed=seed, device=place.device, keep_each=True, **given)
         for seed in range(settings["seeds"])
         for method in METHODS
     ]
@@ -133,7 +133,7 @@ def _similarities(
                 "explained variance": explained_variance(reference, activity),
                 "median r2 of units": float(unit_r_squared(reference, activity).nanmedian()),
                 "separation": separation(_last(space.project(found), trials.lengths), trials.labels),
-                "accuracy": run.accuracy(after, task),
+                "accuracy": run.accuracies[after][number - 1],
             }
         )
     return rows

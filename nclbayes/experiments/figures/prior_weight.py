@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nclbayes.analysis.drawing import MARKERS, PALETTE
-from nclbayes.analysis.evaluation import evaluate
+from nclbayes.experiments.comparison import run_all, run_folder
 from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
-from nclbayes.experiments.runs import RunConfig
-from nclbayes.experiments.setups import find_setup
-from nclbayes.methods import find_method
+from nclbayes.experiments.runs import RunConfig, reopen_each
 from nclbayes.state import KroneckerState
 
 if TYPE_CHECKING:
@@ -51,47 +51,55 @@ def diagonal_scale_free_kl(first: Tensor, second: Tensor) -> float:
 
 
 def _compute(settings: Settings, place: Workplace) -> Results:
+    runs = [
+        _run(method, setting, weight, seed, settings, place)
+        for method, setting in METHODS.items()
+        for weight in settings["weights"]
+        for seed in range(settings["seeds"])
+    ]
+    records = run_all(
+        [(config, folder) for config, _, folder in runs], jobs=place.jobs, progress=place.progress, say=place.say
+    )
     losses: list[Row] = []
     similarity: list[Row] = []
-    for method, setting in METHODS.items():
-        for weight in settings["weights"]:
-            for seed in range(settings["seeds"]):
-                rows, alike = _run(method, {setting: weight}, weight, seed, settings, place)
-                losses += rows
-                similarity += alike
-                place.say(f"{method}, lambda = {weight:g}, seed {seed}: mean loss {_mean(rows, 'loss'):.3f}")
+    for (config, weight, folder), record in zip(runs, records, strict=True):
+        where = {"method": config.method, "lambda": weight, "seed": config.seed}
+        for task, score in zip(record.tasks, record.scores[-1], strict=True):
+            losses.append({**where, "task": task, "loss": score.loss, "accuracy": score.accuracy})
+        similarity += [{**where, **row} for row in _resemblance(folder)]
     return Results({"losses": losses, "preconditioner": similarity}, _statements(losses, similarity))
 
 
 def _run(
-    method: str, changed: Mapping[str, Any], weight: float, seed: int, settings: Settings, place: Workplace
-) -> tuple[list[Row], list[Row]]:
-    """One run: the final loss on each task, and how Adam's preconditioner compares with the prior's diagonal."""
-    sizes = {"steps": settings["steps"], "fisher_size": settings["fisher_size"]}
-    given = {**changed, **sizes, "kronecker_sum": "kl"}
-    config = RunConfig.of("stimulus-response", method, seed=seed, settings=given, units=settings["units"])
-    setup = find_setup(config.set)
-    tasks = setup.make_tasks(config.scenario, seed, config.size)[: settings["tasks"]]
-    model = setup.make_model(tasks, config.scenario, config.prior_scale, seed, config.units).to(place.device)
-    learner = find_method(method).build(model, config.settings, torch.Generator().manual_seed(seed))
-    alike: list[Row] = []
-    for k, task in enumerate(tasks):
-        before = learner.blocks
-        learner.update(task, progress=place.progress)
-        for name, state in before.items():
-            root = learner.memory.get(f"adam/{name}")
+    method: str, setting: str, weight: float, seed: int, settings: Settings, place: Workplace
+) -> tuple[RunConfig, float, Path]:
+    """A run with one lambda, that lambda, and the run's folder."""
+    given = {setting: weight, "steps": settings["steps"], "fisher_size": settings["fisher_size"]}
+    config = RunConfig.of(
+        "stimulus-response",
+        method,
+        seed=seed,
+        settings={**given, "kronecker_sum": "kl"},
+        units=settings["units"],
+        tasks=settings["tasks"],
+        device=place.device,
+        keep_each=True,
+    )
+    return config, weight, run_folder(place.out / "runs" / f"lambda-{weight:g}", config)
+
+
+def _resemblance(folder: Path) -> list[Row]:
+    """How Adam's preconditioner after each task but the first compares with the diagonal of the prior of that task."""
+    _, _, learners = reopen_each(folder)
+    rows: list[Row] = []
+    for k, (before, after) in enumerate(pairwise(learners), start=2):
+        for name, state in before.blocks.items():
+            root = after.memory.get(f"adam/{name}")
             if root is not None and isinstance(state, KroneckerState):
                 prior = torch.outer(state.precision.output.diagonal(), state.precision.input.diagonal())
-                value = diagonal_scale_free_kl(prior.cpu(), root.cpu().clamp(min=1e-12)) / prior.numel()
-                alike.append(
-                    {"method": method, "lambda": weight, "seed": seed, "task": k + 1, "block": name, "kl": value}
-                )
-    scores = evaluate(learner, tasks, metric=setup.metric, generator=torch.Generator().manual_seed(seed))
-    rows: list[Row] = [
-        {"method": method, "lambda": weight, "seed": seed, "task": task.name, "loss": s.loss, "accuracy": s.accuracy}
-        for task, s in zip(tasks, scores, strict=True)
-    ]
-    return rows, alike
+                kl = diagonal_scale_free_kl(prior.cpu(), root.cpu().clamp(min=1e-12)) / prior.numel()
+                rows.append({"task": k, "block": name, "kl": kl})
+    return rows
 
 
 def _mean(rows: Sequence[Row], what: str) -> float:

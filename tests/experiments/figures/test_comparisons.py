@@ -93,6 +93,8 @@ def test_lambda_compares_losses_and_preconditioners(tmp_path: Path) -> None:
     }
     assert len({row["block"] for row in results.tables["preconditioner"]}) == 2
     assert all(row["kl"] >= 0 for row in results.tables["preconditioner"])
+    assert {row["task"] for row in results.tables["preconditioner"]} == {2}
+    assert len(list((tmp_path / "runs").glob("lambda-*/*/seed-0/record.json"))) == len(results.tables["losses"]) // 2
 
 
 def test_the_diagonal_divergence_is_the_dense_one() -> None:
