@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.evaluation import evaluate
 from nclbayes.analysis.measures import mean_and_error
-from nclbayes.analysis.record import Record
-from nclbayes.experiments.comparison import compare, run_folder
-from nclbayes.experiments.figures.panels import loss_axis, panels
+from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.figures.panels import loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
+from nclbayes.experiments.figures.sequences import least_losses
 from nclbayes.experiments.runs import RunConfig, reopen
 from nclbayes.experiments.setups import find_setup
+from nclbayes.posterior import OnlinePosterior
+from nclbayes.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,48 +27,48 @@ ENGINES = ("laplace-ncl", "variational-ncl")
 
 
 def _compute(settings: Settings, place: Workplace) -> Results:
+    runs = [
+        _run(part, method, seed, place)
+        for part in settings["parts"]
+        for method in part["methods"]
+        for seed in range(settings["seeds"])
+    ]
+    records = run_all(runs, jobs=place.jobs, progress=place.progress, say=place.say)
     rows: list[Row] = []
     curves: list[Row] = []
-    for part in settings["parts"]:
-        for method in part["methods"]:
-            configs = [
-                RunConfig.of(
-                    part["set"],
-                    method,
-                    part["scenario"],
-                    seed,
-                    settings={} if part["steps"] is None else {"steps": part["steps"]},
-                    units=part["units"],
-                    tasks=part["tasks"],
-                    device=place.device,
-                )
-                for seed in range(settings["seeds"])
-            ]
-            folder = place.out / "runs" / f"{part['set']}-{part['scenario'] or 'run'}"
-            compare(configs, folder, jobs=place.jobs, progress=place.progress, say=place.say)
-            for config in configs:
-                where = {"set": config.set, "scenario": config.scenario, "method": method, "seed": config.seed}
-                rows += [{**where, **row} for row in _predictions(run_folder(folder, config), settings["samples"])]
-                record = Record.load(run_folder(folder, config) / "record.json")
-                for i, scores in enumerate(record.scores):
-                    for j in range(i + 1):
-                        learnt = {"tasks learnt": i + 1, "task": record.tasks[j], "number": j + 1}
-                        curves.append({**where, **learnt, "loss": scores[j].loss})
+    for (config, folder), record in zip(runs, records, strict=True):
+        place.say(f"predictions of {config.method} on {config.set} {config.scenario}")
+        where = {"set": config.set, "scenario": config.scenario, "method": config.method, "seed": config.seed}
+        _, tasks, learner = reopen(folder)
+        floors = least_losses(tasks) if config.set == "stimulus-response" else [0.0] * len(tasks)
+        rows += [{**where, **row} for row in _predictions(config, tasks, learner, floors, settings["samples"])]
+        for i, scores in enumerate(record.scores):
+            for j in range(i + 1):
+                learnt = {"tasks learnt": i + 1, "task": record.tasks[j], "number": j + 1}
+                curves.append({**where, **learnt, "loss": scores[j].loss - floors[j]})
     return Results({"summary": rows, "losses": curves}, _statements(rows))
 
 
-def _predictions(folder: Path, samples: int) -> list[Row]:
-    """Predictions at the mean, and with samples of the weights, after all tasks."""
-    config, tasks, learner = reopen(folder)
+def _run(part: Settings, method: str, seed: int, place: Workplace) -> tuple[RunConfig, Path]:
+    rest = {"units": part["units"], "tasks": part["tasks"], "device": place.device}
+    config = RunConfig.of(part["set"], method, part["scenario"], seed, settings=part["settings"], **rest)
+    return config, run_folder(place.out / "runs" / f"{config.set}-{config.scenario or 'run'}", config)
+
+
+def _predictions(
+    config: RunConfig, tasks: Sequence[Task], learner: OnlinePosterior, floors: Sequence[float], samples: int
+) -> list[Row]:
+    """Predictions at the mean, and with samples of the weights, after all tasks; losses above their floors."""
     found: list[Row] = []
     for count in (None, samples):
         generator = torch.Generator().manual_seed(config.seed)
         scores = evaluate(learner, tasks, num_samples=count, metric=find_setup(config.set).metric, generator=generator)
+        losses = [score.loss - floor for score, floor in zip(scores, floors, strict=True)]
         found.append(
             {
                 "predictions": "mean" if count is None else f"{count} samples",
                 "average accuracy": sum(score.accuracy for score in scores) / len(scores),
-                "average loss": sum(score.loss for score in scores) / len(scores),
+                "average loss": sum(losses) / len(losses),
             }
         )
     return found
@@ -113,48 +115,35 @@ def _draw(results: Results) -> Mapping[str, Figure]:
             panel.set_yticks(range(0, 101, 20))
             panel.legend(fontsize=7, ncols=2, loc="upper center")
         axes[0].set_ylabel("accuracy after all tasks (%)")
-        _curves(axes[-1], [row for row in curves if row["method"] == ENGINES[1]])
+        first = [row for row in curves if row["method"] == ENGINES[1] and row["set"] == curves[0]["set"]]
+        loss_by_task(axes[-1], first)
+        axes[-1].set(ylabel="loss of variational NCL", title=curves[0]["set"])
+        axes[-1].legend(fontsize=6)
     return {"nvcl": figure}
 
 
-def _curves(axes: Any, rows: Sequence[Row]) -> None:
-    """The loss on each task of the first set, from when it was learnt on, by variational NCL."""
-    first = [row for row in rows if row["set"] == rows[0]["set"]]
-    for number in sorted({row["number"] for row in first}):
-        here = [row for row in first if row["number"] == number]
-        times = sorted({row["tasks learnt"] for row in here})
-        means = []
-        for time in times:
-            values = [row["loss"] for row in here if row["tasks learnt"] == time]
-            means.append(sum(values) / len(values))
-        label = here[0]["task"].split(" ", 1)[-1]
-        axes.plot(times, means, "o-", markersize=2.5, color=PALETTE[(number - 1) % len(PALETTE)], label=label)
-    loss_axis(axes, [row["loss"] for row in first])
-    axes.set(xlabel="tasks learnt", ylabel="loss of variational NCL", title=rows[0]["set"])
-    axes.legend(fontsize=6)
+def _part(name: str, scenario: str | None, methods: Sequence[str], **rest: object) -> dict[str, object]:
+    part = {"set": name, "scenario": scenario, "methods": list(methods)}
+    return {**part, "settings": {}, "units": None, "tasks": None, **rest}
 
 
-def _part(name: str, scenario: str | None, methods: Sequence[str], **rest: int) -> dict[str, object]:
-    part: dict[str, object] = {"set": name, "scenario": scenario, "methods": list(methods)}
-    return {**part, "steps": None, "units": None, "tasks": None, **rest}
-
-
+_SCENARIOS = ("task", "domain", "class")
 RECIPE = Recipe(
     "nvcl",
     "natural variational NCL: stimulus-response tasks, and beside Laplace-NCL on split images",
     {
         "quick": {
             "parts": [
-                _part("stimulus-response", None, ENGINES[1:], steps=3, units=10, tasks=2),
-                _part("split-digits", "domain", ENGINES, steps=10),
+                _part("stimulus-response", None, ENGINES[1:], settings={"steps": 3}, units=10, tasks=2),
+                _part("split-digits", "domain", ENGINES, settings={"steps": 10}),
             ],
             "seeds": 1,
             "samples": 4,
         },
         "laptop": {
             "parts": [
-                _part("stimulus-response", None, ENGINES[1:], steps=1500, units=64),
-                *(_part("split-mnist", scenario, ENGINES, steps=1000) for scenario in ("task", "domain", "class")),
+                _part("stimulus-response", None, ENGINES[1:], settings={"steps": 1500}, units=64),
+                *(_part("split-mnist", scenario, ENGINES, settings={"steps": 1000}) for scenario in _SCENARIOS),
             ],
             "seeds": 1,
             "samples": 16,
@@ -162,7 +151,7 @@ RECIPE = Recipe(
         "paper": {
             "parts": [
                 _part("stimulus-response", None, ENGINES[1:]),
-                *(_part("split-mnist", scenario, ENGINES) for scenario in ("task", "domain", "class")),
+                *(_part("split-mnist", scenario, ENGINES) for scenario in _SCENARIOS),
             ],
             "seeds": 5,
             "samples": 32,

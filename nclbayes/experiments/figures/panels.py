@@ -1,12 +1,12 @@
-"""Figures of several panels: their size, and the letters that name them."""
+"""Figures of several panels: their size, the letters that name them, and curves that more than one figure has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from nclbayes.analysis.drawing import own_style
+from nclbayes.analysis.drawing import LINES, PALETTE, own_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,3 +79,26 @@ def loss_axis(axes: Axes, values: Sequence[float]) -> None:
     if min(values) > 0 and max(values) > 5 * min(values):
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def loss_by_task(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The loss on each task from when it was learnt on, averaged over seeds.
+
+    Args:
+        axes: The panel.
+        rows: Each with the ``number`` of a ``task``, how many ``tasks learnt``, and the ``loss`` then.
+    """
+    for number in sorted({row["number"] for row in rows}):
+        own = [row for row in rows if row["number"] == number]
+        times = sorted({row["tasks learnt"] for row in own})
+        losses = [[row["loss"] for row in own if row["tasks learnt"] == time] for time in times]
+        turn, colour = divmod(number - 1, len(PALETTE))
+        look: dict[str, Any] = {
+            "color": PALETTE[colour],
+            "linestyle": LINES[turn % len(LINES)],
+            "marker": "o",
+            "markersize": 2.5,
+        }
+        axes.plot(times, [sum(v) / len(v) for v in losses], label=own[0]["task"].split(" ", 1)[-1], **look)
+    loss_axis(axes, [row["loss"] for row in rows])
+    axes.set_xlabel("tasks learnt")

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nclbayes.analysis.drawing import LINES, PALETTE
+from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
 from nclbayes.experiments.comparison import run_all, run_folder
-from nclbayes.experiments.figures.panels import letter, loss_axis, panels
+from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import RunConfig
 from nclbayes.experiments.setups import find_setup
@@ -184,7 +184,8 @@ def _draw(results: Results) -> Mapping[str, Figure]:
     with panels(1, count, 6.0 * count, 6.0) as (figure, (axes,)):
         _bars(axes[0], final, labels, what)
         for panel, label in zip(axes[1:], shown, strict=False):
-            _curves(panel, scores, label)
+            loss_by_task(panel, [row for row in scores if row["method"] == label])
+            panel.set(ylabel="loss on each task", title=label)
         # One legend, where there is most room: the colours are the same in all panels.
         if len({row["number"] for row in scores}) <= 6:
             axes[1].legend(fontsize=6, ncols=2)
@@ -207,23 +208,6 @@ def _bars(axes: Any, final: Sequence[Row], labels: Sequence[str], what: str) -> 
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
     axes.set_xlabel(f"mean {what} after all tasks")
-
-
-def _curves(axes: Any, scores: Sequence[Row], label: str) -> None:
-    """The loss on each task from when it was learnt on, averaged over seeds."""
-    for number in sorted({row["number"] for row in scores}):
-        rows = [row for row in scores if row["method"] == label and row["number"] == number]
-        times = sorted({row["tasks learnt"] for row in rows})
-        means = []
-        for time in times:
-            values = [row["loss"] for row in rows if row["tasks learnt"] == time]
-            means.append(sum(values) / len(values))
-        look = {"color": PALETTE[(number - 1) % len(PALETTE)], "linestyle": LINES[((number - 1) // len(PALETTE)) % 4]}
-        axes.plot(times, means, marker="o", markersize=2.5, label=rows[0]["task"].split(" ", 1)[-1], **look)
-    loss_axis(axes, [row["loss"] for row in scores if row["method"] == label])
-    axes.set_xlabel("tasks learnt")
-    axes.set_ylabel("loss on each task")
-    axes.set_title(label)
 
 
 _KL = {"kronecker_sum": "kl"}
