@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nclbayes.errors import DataError, SettingError
+from nclbayes.nn.recurrence import NONLINEARITIES, recur
 from nclbayes.watch import is_watched, valid_steps
-
-_NONLINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "linear": lambda h: h}
 
 
 class RNN(nn.Module):
@@ -54,8 +51,8 @@ class RNN(nn.Module):
         super().__init__()
         if not 0 < leak <= 1:
             raise SettingError(f"leak must be above 0 and at most 1, not {leak}.")
-        if nonlinearity not in _NONLINEARITIES:
-            allowed = ", ".join(map(repr, _NONLINEARITIES))
+        if nonlinearity not in NONLINEARITIES:
+            allowed = ", ".join(map(repr, NONLINEARITIES))
             raise SettingError(f"nonlinearity is {nonlinearity!r}; choose one of {allowed}.")
         if not noise >= 0:
             raise SettingError(f"noise must be at least 0, not {noise}.")
@@ -88,24 +85,36 @@ class RNN(nn.Module):
         """
         if x.ndim != 3 or x.shape[-1] != self.input_size:
             raise DataError(f"RNN inputs must be [batch, time, {self.input_size}], not {tuple(x.shape)}.")
-        phi = _NONLINEARITIES[self.nonlinearity]
-        r = x.new_zeros(x.shape[0], self.hidden_size) if state is None else state
-        visible = is_watched()
-        if not visible:
-            # The same products, the inputs' of all steps at once.
-            recurrent, feed = self.weight[:, : self.hidden_size].mT, self.weight[:, self.hidden_size :]
-            driven = F.linear(x, feed, self.bias).unbind(1)
+        steps = x.transpose(0, 1)  # Time first from here on.
+        valid = None
+        if lengths is not None:
+            valid = (torch.arange(len(steps), device=x.device).unsqueeze(-1) < lengths).unsqueeze(-1)
+            steps = torch.where(valid, steps, 0.0)
+        start = x.new_zeros(len(x), self.hidden_size) if state is None else state
+        noise = None
+        if self.noise > 0:
+            shape = (len(steps), len(x), self.hidden_size)
+            noise = self.noise * torch.randn(shape, dtype=x.dtype, device=x.device)
+        states = self._visible_states if is_watched() else self._states
+        return states(steps, valid, start, noise).transpose(0, 1)
+
+    def _states(self, x: Tensor, valid: Tensor | None, start: Tensor, noise: Tensor | None) -> Tensor:
+        recurrent, feed = self.weight.split((self.hidden_size, self.input_size), dim=1)
+        driven = F.linear(x, feed, self.bias)
+        driven = driven if noise is None else driven + noise
+        gate = x.new_full((len(x), 1, 1), self.leak) if valid is None else self.leak * valid.to(x.dtype)
+        return recur(recurrent, driven, gate, start, self.nonlinearity)
+
+    def _visible_states(self, x: Tensor, valid: Tensor | None, r: Tensor, noise: Tensor | None) -> Tensor:
+        """The same step by step, each one product with the whole matrix W for the Fisher to see."""
+        phi = NONLINEARITIES[self.nonlinearity].value
         states = []
-        for t, x_t in enumerate(x.unbind(1)):
-            valid = None if lengths is None else t < lengths
-            if visible:
-                with valid_steps(valid):
-                    h = F.linear(torch.cat([r, x_t], dim=-1), self.weight, self.bias)
-            else:
-                h = torch.addmm(driven[t], r, recurrent)
-            if self.noise > 0:
-                h = h + self.noise * torch.randn_like(h)
-            new = phi(h) if self.leak == 1 else torch.lerp(r, phi(h), self.leak)
-            r = new if valid is None else torch.where(valid.unsqueeze(-1), new, r)
+        for t, x_t in enumerate(x):
+            here = None if valid is None else valid[t]
+            with valid_steps(None if here is None else here.squeeze(-1)):
+                h = F.linear(torch.cat([r, x_t], dim=-1), self.weight, self.bias)
+            h = h if noise is None else h + noise[t]
+            new = torch.lerp(r, phi(h), self.leak)
+            r = new if here is None else torch.where(here, new, r)
             states.append(r)
-        return torch.stack(states, dim=1)
+        return torch.stack(states)

@@ -56,11 +56,31 @@ def test_it_follows_its_equation_watched_or_not(leak: float, nonlinearity: str, 
     assert sum(int(use.count()) for use in uses) == sum(lengths)
 
 
+def test_whatever_is_in_the_padding_changes_nothing() -> None:
+    rnn = ncl.nn.RNN(3, 6, leak=0.2)
+    x, lengths = inputs(4, 5, 3), torch.tensor([5, 2, 4, 1])
+    torn = torch.where(torch.arange(5) < lengths.unsqueeze(-1), 0.0, torch.nan).unsqueeze(-1) + x
+    found, expected = (torch.autograd.grad(rnn(given, lengths).sum(), rnn.weight)[0] for given in (torn, x))
+    assert torch.equal(found, expected)
+
+
 def test_process_noise_has_its_scale() -> None:
     rnn = ncl.nn.RNN(1, 50, nonlinearity="linear", noise=0.3)
     nn.init.zeros_(rnn.weight)
     torch.manual_seed(0)
     assert float(rnn(torch.zeros(100, 4, 1)).detach().std()) == pytest.approx(0.3, rel=0.02)
+
+
+def test_the_fisher_sees_the_same_noise() -> None:
+    rnn = ncl.nn.RNN(2, 5, leak=0.3, noise=0.3)
+    x, lengths = inputs(3, 4, 2), torch.tensor([4, 2, 3])
+    torch.manual_seed(0)
+    expected = rnn(x, lengths)
+    model = ncl.BayesianNetwork(rnn, ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0), inputs=2)
+    torch.manual_seed(0)
+    run = watch(model, (x, lengths, inputs(3, 4, 5)), model.initial_values())
+    (observed,) = run.observed.values()
+    torch.testing.assert_close(observed.fn.base_dist.loc, expected)
 
 
 def test_the_initial_recurrent_weights_are_half_orthogonal() -> None:
