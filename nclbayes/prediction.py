@@ -17,25 +17,36 @@ from nclbayes.errors import ModelError
 from nclbayes.state import State
 from nclbayes.watch import SiteRecorder
 from nclbayes.watch.run import Model
+from nclbayes.watch.sites import base_normal
 
 # Jacobians are computed for so many examples at a time that they hold about so many numbers.
 _JACOBIAN_NUMBERS = 1 << 26
 
 
 class _OutputRecorder(SiteRecorder):
-    """Gives weights their values, and keeps the distributions of output sites without drawing from them."""
+    """Gives weights their values, and keeps the distributions of output sites without drawing from them.
 
-    def __init__(self, values: Mapping[str, Tensor], outputs: Sequence[str]) -> None:
+    A weight that no task has touched yet, such as one of a head to come, has its prior: its mean, or a draw.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], outputs: Sequence[str], draw: bool) -> None:
         super().__init__(values)
-        self.outputs = outputs
+        self.outputs, self.draw = outputs, draw
         self.reached: dict[str, Any] = {}
+        self.untouched: dict[str, Any] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self.outputs and not site_is_subsample(msg):
-            self.reached[msg["name"]] = msg["fn"]
-            msg["value"] = msg["fn"].mean
+        name, fn = msg["name"], msg["fn"]
+        if msg["is_observed"] or site_is_subsample(msg) or self._is_unobserved_half(msg):
             return
-        super()._pyro_sample(msg)
+        if name in self.outputs:
+            self.reached[name] = fn
+            msg["value"] = fn.mean
+        elif name not in self.values:
+            self.untouched[name] = fn
+            msg["value"] = fn.sample() if self.draw else fn.mean.expand(fn.shape())
+        else:
+            super()._pyro_sample(msg)
 
 
 def predictive(
@@ -60,12 +71,24 @@ def predictive(
     Raises:
         ModelError: If the model reaches no such site when it is called without the observed argument.
     """
-    recorder = _OutputRecorder(values, outputs)
+    return _reach(model, inputs, context, values, outputs)[0]
+
+
+def _reach(
+    model: Model,
+    inputs: Sequence[Any],
+    context: Mapping[str, Any],
+    values: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    draw: bool = False,
+) -> tuple[Any, dict[str, Any]]:
+    """The distribution of an output site, and the priors of the weights that had no value (drawn, or at the mean)."""
+    recorder = _OutputRecorder(values, outputs, draw)
     with recorder:
         model(*inputs, **context)
     for output in outputs:
         if output in recorder.reached:
-            return recorder.reached[output]
+            return recorder.reached[output], recorder.untouched
     names = " or ".join(f"'{output}'" for output in outputs)
     raise ModelError(
         f"The model did not reach its output site {names}. To predict it is called without its last argument: give "
@@ -95,7 +118,7 @@ def predictive_mixture(
     found: list[Any] = []
 
     def parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        fn = predictive(model, inputs, context, values, outputs)
+        fn, _ = _reach(model, inputs, context, values, outputs, draw=True)
         found.append(fn)
         base = base_of(fn)
         return {name: getattr(base, name) for name in _parameters(base)}
@@ -182,7 +205,7 @@ def predictive_linearized(
         model: The Pyro model.
         inputs: Its positional arguments, without the observed one; examples along the first dimension of each tensor.
         context: Its keyword arguments.
-        states: The blocks' Gaussians.
+        states: The blocks' Gaussians; a weight of none of them has its prior.
         outputs: The output sites, of which the first that the model reaches counts; it must be Categorical or Normal,
             with one vector of outputs an example.
         draws: How many draws of a Categorical's logits to average over.
@@ -198,7 +221,9 @@ def predictive_linearized(
     for state in states.values():
         mean |= state.block.unpack(state.loc)
     with torch.no_grad():
-        fn = predictive(model, inputs, context, mean, outputs)
+        fn, untouched = _reach(model, inputs, context, mean, outputs)
+    priors = {site: base_normal(site, prior) for site, prior in untouched.items()}
+    mean |= {site: prior.mean.expand(untouched[site].shape()) for site, prior in priors.items()}
     base = base_of(fn)
     events = 0 if isinstance(base, torch_dist.Categorical) else 1
     known = isinstance(base, (torch_dist.Categorical, torch_dist.Normal))
@@ -217,14 +242,17 @@ def predictive_linearized(
 
     centre = getattr(base, parameter)
     centre = centre.reshape(centre.shape[0], -1)
-    size = sum(state.block.size for state in states.values())
+    size = sum(value.numel() for value in mean.values())
     chunk = max(1, _JACOBIAN_NUMBERS // (size * centre.shape[-1]))
     dims = (None, *(0 if isinstance(item, Tensor) else None for item in inputs))
     with pyro.validation_enabled(False):
         jacobians = vmap(jacrev(network), in_dims=dims, chunk_size=chunk)(mean, *inputs)
     covariance = torch.zeros_like(centre).unsqueeze(-1) @ torch.zeros_like(centre).unsqueeze(-2)
     for state in states.values():
-        whitened = state.whiten(state.block.pack(jacobians)).flatten(2)
+        whitened = state.whiten(state.block.pack(jacobians)).reshape(*centre.shape, -1)
+        covariance = covariance + whitened @ whitened.mT
+    for site, prior in priors.items():
+        whitened = (jacobians[site] * prior.stddev).reshape(*centre.shape, -1)
         covariance = covariance + whitened @ whitened.mT
     if isinstance(base, torch_dist.Normal):
         variance = base.scale.reshape(centre.shape).square()

@@ -96,3 +96,36 @@ def test_an_array_is_refused() -> None:
     posterior = learnt(network(ncl.Normal(0.5), 2), inputs(20, 3), inputs(20, 2))
     with pytest.raises(DataError, match=r"ndarray: make a tensor of it with torch\.as_tensor"):
         posterior.predict(np.zeros((4, 3)))
+
+
+def test_a_head_that_no_task_has_touched_predicts_by_its_prior() -> None:
+    torch.manual_seed(0)
+    heads = [nn.Linear(3, 1, bias=False) for _ in range(2)]
+    net = ncl.MultiHead(nn.Identity(), heads)
+    model = ncl.BayesianNetwork(net, ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=200, batch_size=40, lr=0.1, fisher="exact"))
+    x = inputs(40, 3)
+    posterior.update(ncl.Task((x, x.sum(-1, keepdim=True)), name="sum", context={"head": 0}))
+    # The variance of the noise plus x^T Sigma x, of the posterior for the first head and of the prior for the second.
+    precision = torch.eye(3) / 4 + x.T @ x / 0.25
+    sigmas = [torch.linalg.inv(precision), 4 * torch.eye(3)]
+    for head, sigma in enumerate(sigmas):
+        variance = 0.25 + ((x @ sigma) * x).sum(-1, keepdim=True)
+        sampled = posterior.predict(x, num_samples=2000, head=head)
+        torch.testing.assert_close(sampled.variance, variance, rtol=0.15, atol=0.0)
+        linearized = posterior.predict(x, method="linearized", head=head)
+        torch.testing.assert_close(linearized.variance, variance, rtol=1e-4, atol=1e-5)
+    assert float(posterior.predict(x, head=1).mean.abs().max()) == 0
+    assert list(posterior.blocks) == ["heads.0"]
+
+
+def test_a_single_number_among_the_weights_is_linearised() -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        scale = pyro.sample("scale", dist.Normal(1.0, 1.0))
+        pyro.sample("y", dist.Normal(scale * x, 0.5), obs=y)
+
+    x = inputs(30)
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=200, batch_size=30, lr=0.1, fisher="exact"))
+    posterior.update(ncl.Task((x, 2 * x), name="twice"))
+    variance = 0.25 + x.square() / (1 + float(x.square().sum()) / 0.25)
+    torch.testing.assert_close(posterior.predict(x, method="linearized").variance, variance, rtol=1e-4, atol=1e-6)
