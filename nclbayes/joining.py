@@ -13,8 +13,8 @@ from nclbayes.blocks import Block, KroneckerBlock, find_blocks
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
 from nclbayes.engines.gradients import rows_of_blocks
-from nclbayes.errors import ModelError, SettingError
-from nclbayes.fisher import FisherAccumulator
+from nclbayes.errors import ModelError, SettingError, UnsupportedUseError
+from nclbayes.fisher import FisherAccumulator, KroneckerFisher
 from nclbayes.randomness import drawing_from, restored
 from nclbayes.state import DiagonalState, State, Structure, prior_state, state_tensors
 from nclbayes.task import Task, own_generators, pick, to_device
@@ -180,11 +180,21 @@ def check_fisher(
     Raises:
         NCLError: If the Fisher of a weight cannot be had.
     """
-    kind, temperature = engine.fisher, engine.fisher_temperature
-    diagonal = engine.structure is Structure.DIAGONAL
-    FisherAccumulator(model, values, kind=kind, temperature=temperature, diagonal=diagonal, context=context).update(
-        batch
+    accumulator = FisherAccumulator(
+        model,
+        values,
+        kind=engine.fisher,
+        temperature=engine.fisher_temperature,
+        diagonal=engine.structure is Structure.DIAGONAL,
+        context=context,
     )
+    accumulator.update(batch)
+    for name, found in accumulator.factors(1.0).items() if engine.needs_activity else ():
+        if isinstance(found, KroneckerFisher) and found.is_exchanged:
+            raise UnsupportedUseError(
+                f"The weight of block '{name}' is used straight here and transposed there, so that it has no inputs of "
+                f"its own for {type(engine).__name__} to protect: untie it, or use another method, such as LaplaceNCL."
+            )
 
 
 def touched_states(run: ModelRun, known: Mapping[str, State], structure: Structure) -> dict[str, State]:

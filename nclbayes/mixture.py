@@ -73,6 +73,41 @@ class TaskMixture(Task):
         """
         return _MixedBatches(self._tasks, self._weights, batch_size, generator)
 
+    def num_batches(self, batch_size: int) -> float:
+        """How many batches one pass over all tasks has.
+
+        Args:
+            batch_size: Examples a batch.
+
+        Returns:
+            The sum of theirs.
+        """
+        return sum(task.num_batches(batch_size) for task in self._tasks)
+
+    def num_examples(self, size: int | None = None) -> int:
+        """How many examples :meth:`epoch` gives.
+
+        Args:
+            size: As given to it.
+
+        Returns:
+            The sum of theirs.
+        """
+        return sum(task.num_examples(self._share(task, size)) for task in self._tasks)
+
+    def example_weight(self, batch: tuple[Any, ...], size: int | None = None) -> float:
+        """What each example of a batch of :meth:`epoch` counts: so much that each task counts its size.
+
+        Args:
+            batch: The batch, led by the number of its task.
+            size: As given to :meth:`epoch`.
+
+        Returns:
+            The task's size over the number of its examples there.
+        """
+        task = self._tasks[batch[0]]
+        return task.size / task.num_examples(self._share(task, size))
+
     def epoch(
         self, batch_size: int, generator: torch.Generator | None = None, size: int | None = None, test: bool = False
     ) -> Iterator[tuple[Any, ...]]:
@@ -88,9 +123,11 @@ class TaskMixture(Task):
             Batches.
         """
         for k, task in enumerate(self._tasks):
-            share = None if size is None else max(1, round(size * task.size / self.size))
-            for batch in task.epoch(batch_size, generator, share, test):
+            for batch in task.epoch(batch_size, generator, self._share(task, size), test):
                 yield (k, *batch)
+
+    def _share(self, task: Task, size: int | None) -> int | None:
+        return None if size is None else max(1, round(size * task.size / sum(part.size for part in self._tasks)))
 
     def _draw(self, batch_size: int, generator: torch.Generator) -> tuple[Any, ...]:
         return next(self.batches(batch_size, generator))

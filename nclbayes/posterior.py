@@ -23,7 +23,7 @@ from nclbayes.joining import few_examples, join, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.randomness import drawing_from, restored
 from nclbayes.saving import Saved, read_posterior, write_posterior
-from nclbayes.state import State
+from nclbayes.state import DiagonalState, State
 from nclbayes.task import Task, own_generators, to_device
 from nclbayes.watch.run import Model
 
@@ -204,7 +204,7 @@ class OnlinePosterior:
                     memory=self._belief.memory,
                 )
             )
-            _check_finite(outcome, task.name)
+            _check_finite(outcome, task.name, engine)
             if snapshots is not None:
                 # Before the posterior changes: if the file resists, the update has not happened, and can be repeated.
                 snapshots.clear()
@@ -282,7 +282,8 @@ class OnlinePosterior:
             path: Where to.
         """
         learner = {name: getattr(self, name) for name in self.learner_settings}
-        write_posterior(path, Saved(self._belief, self.engine, self.generator, self._initial, learner))
+        kind = type(self).__name__
+        write_posterior(path, Saved(self._belief, self.engine, self.generator, self._initial, learner, kind))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
@@ -296,9 +297,11 @@ class OnlinePosterior:
             The posterior, on the CPU.
 
         Raises:
-            FileError: If the file is damaged or foreign, or its sites are not those of the model.
+            FileError: If the file is damaged or foreign, of another kind of posterior, or of another model.
         """
         saved = read_posterior(path)
+        if saved.kind not in ("", cls.__name__):
+            raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
         learner = {name: value for name, value in saved.learner.items() if name in cls.learner_settings}
         posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
         posterior._belief = saved.belief
@@ -379,11 +382,11 @@ class OnlinePosterior:
             return
         initial = initial_values()
         for site, value in self._belief.mean().items():
-            if site not in initial or initial[site].shape != value.shape:
-                shape = tuple(initial[site].shape) if site in initial else "no such site"
+            own = initial.get(site)
+            if own is None or (own.shape, own.dtype) != (value.shape, value.dtype):
+                found = "there is no such site" if own is None else f"that of the model {tuple(own.shape)}, {own.dtype}"
                 raise FileError(
-                    f"'{path}' is of another model: its site '{site}' has shape {tuple(value.shape)}, "
-                    f"the model's {shape}."
+                    f"'{path}' is of another model: its site '{site}' is {tuple(value.shape)}, {value.dtype}; {found}."
                 )
 
     def _initial_values(self) -> Mapping[str, Tensor] | None:
@@ -418,10 +421,13 @@ class OnlinePosterior:
         )
 
 
-def _check_finite(outcome: Outcome, task: str) -> None:
+def _check_finite(outcome: Outcome, task: str, engine: Engine) -> None:
     for name, state in outcome.states.items():
         if not bool(torch.isfinite(state.loc).all()):
-            raise diverged(f"The weights of block '{name}' became NaN or infinite", task)
+            raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)
+        # Kronecker factors have been factorised: they are positive definite.
+        if isinstance(state, DiagonalState) and not bool(((state.precision > 0) & state.precision.isfinite()).all()):
+            raise diverged(f"The precisions of block '{name}' are not positive numbers", task, engine)
 
 
 def _checked(engine: object) -> Engine:

@@ -28,6 +28,7 @@ class Saved:
         generator: The generator.
         initial: Where new sites start, values by site; None: where the model says.
         learner: Settings of the posterior itself, if it is of a kind that has some.
+        kind: The class of the posterior; empty if the file does not say.
     """
 
     belief: Belief
@@ -35,6 +36,7 @@ class Saved:
     generator: torch.Generator
     initial: Mapping[str, Tensor] | None = None
     learner: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
 
 
 def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
@@ -63,6 +65,7 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
         "engine": {"name": type(engine).__name__, **engine.to_dict()},
         "scheduled": engine.schedule is not None,
         "learner": dict(saved.learner),
+        "kind": saved.kind,
     }
     write_file(path, "posterior", tensors | {"generator": saved.generator.get_state()}, settings)
 
@@ -104,7 +107,8 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
     sites = settings.get("initial")
     initial = None if sites is None else {site: tensors.pop(f"/initial/{site}") for site in sites}
     generator = _generator(settings.get("generator", "cpu"), tensors["generator"], path)
-    return Saved(belief, ENGINES[engine](**described), generator, initial, settings.get("learner", {}))
+    learner, kind = settings.get("learner", {}), settings.get("kind", "")
+    return Saved(belief, ENGINES[engine](**described), generator, initial, learner, kind)
 
 
 def _generator(device: str, state: Tensor, path: str | os.PathLike[str]) -> torch.Generator:

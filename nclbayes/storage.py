@@ -64,7 +64,7 @@ def write_file(
         offset += size
     checksum = 0
     for name in names:
-        checksum = zlib.crc32(_bytes(tensors[name]), checksum)
+        checksum = zlib.crc32(memory_of(tensors[name]), checksum)
     content = json.dumps({"kind": kind, "version": FORMAT_VERSION, "checksum": checksum, "settings": settings})
     seal = str(zlib.crc32(content.encode()))
     header = json.dumps({"__metadata__": {_KEY: content, "seal": seal}, **entries}).encode()
@@ -75,7 +75,7 @@ def write_file(
             file.write(struct.pack("<Q", len(header)))
             file.write(header)
             for name in names:
-                file.write(_bytes(tensors[name]))
+                file.write(memory_of(tensors[name]))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -121,7 +121,7 @@ def read_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor
             tensors, checksum = {}, 0
             for name in sorted(file.keys()):
                 tensors[name] = file.get_tensor(name)
-                checksum = zlib.crc32(_bytes(tensors[name]), checksum)
+                checksum = zlib.crc32(memory_of(tensors[name]), checksum)
     except SafetensorError as error:
         raise FileError(f"'{target}' is truncated, damaged, or not a file of nclbayes: {error}.") from error
     if checksum != content["checksum"]:
@@ -129,8 +129,15 @@ def read_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor
     return tensors, content["settings"]
 
 
-def _bytes(tensor: Tensor) -> Any:
-    """The tensor's memory, without a copy if it is contiguous and on the CPU."""
+def memory_of(tensor: Tensor) -> Any:
+    """A tensor's memory, whatever its dtype.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        Its bytes; not a copy if it is contiguous and on the CPU.
+    """
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from nclbayes.errors import DataError, SettingError
 from nclbayes.randomness import drawing_from
@@ -41,6 +41,9 @@ class Task:
         >>> task.size, [len(y) for x, y in task.epoch(batch_size=4)]
         (10, [4, 4, 2])
     """
+
+    is_bayes: ClassVar[bool] = True
+    """Whether its batches are drawn evenly from the data that it stands for, as Bayes' rule has it."""
 
     def __init__(
         self,
@@ -82,8 +85,46 @@ class Task:
         Returns:
             That number, or the whole task if it has fewer examples; of a loader, the loader's own batch size.
         """
-        own = self.train.batch_size if isinstance(self.train, DataLoader) else None
+        own = None
+        if isinstance(self.train, DataLoader):
+            own = getattr(self.train.batch_sampler, "batch_size", self.train.batch_size)
         return min(own or asked, self.size)
+
+    def num_batches(self, batch_size: int) -> float:
+        """How many batches one pass over the training data has.
+
+        Args:
+            batch_size: Examples a batch; a loader has its own.
+
+        Returns:
+            Their number, not rounded; of endless data, as many as hold N examples.
+        """
+        own = _count(self.train) if isinstance(self.train, DataLoader) else None
+        return own or self.num_examples() / self.batch_size(batch_size)
+
+    def num_examples(self, size: int | None = None) -> int:
+        """How many examples :meth:`epoch` gives.
+
+        Args:
+            size: As given to it.
+
+        Returns:
+            Their number; N where the data cannot tell.
+        """
+        count = (_length(self.train) if _is_finite(self.train) else size) or self.size
+        return count if size is None else min(size, count)
+
+    def example_weight(self, batch: tuple[Any, ...], size: int | None = None) -> float:
+        """What each example of a batch of :meth:`epoch` counts, relative to those of other batches.
+
+        Args:
+            batch: The batch.
+            size: As given to :meth:`epoch`.
+
+        Returns:
+            1; in a mixture, N over the number of examples of the batch's task.
+        """
+        return 1.0
 
     @property
     def parts(self) -> tuple[Task, ...]:
@@ -138,22 +179,18 @@ class Task:
             raise DataError(f"Task '{self.name}' has no test data.")
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         count = _length(source)
+        some = size is not None and count is not None and size < count
         if not _is_finite(source):
             remaining = self.size if size is None else size
             while remaining > 0:
                 yield tuple(source(min(batch_size, remaining), generator))
                 remaining -= batch_size
-        elif isinstance(source, DataLoader) and (size is None or count is None or size >= count):
-            seen = 0
-            for batch in _fetched(_loaded(source), source, generator):
-                yield batch
-                seen += len(batch[-1])
-                if size is not None and seen >= size:
-                    return
+        elif isinstance(source, DataLoader) and not (some and _gives_all(source)):
+            yield from _at_most(size, _fetched(_loaded(source), source, generator))
         else:
             assert count is not None
             order = torch.arange(count, device="cpu")
-            if size is not None and size < count:
+            if some:
                 order = torch.randperm(count, generator=generator, device=generator.device)[:size]
             yield from _fetched((pick(source, index) for index in order.split(batch_size)), source, generator)
 
@@ -229,6 +266,19 @@ class Batches:
             self._epoch = _fetched(parts, source, generator)
 
 
+def _at_most(size: int | None, batches: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Batches until they hold so many examples; the last may be cut."""
+    remaining = size
+    for batch in batches:
+        if remaining is None:
+            yield batch
+            continue
+        yield tuple(item[:remaining] for item in batch) if remaining < len(batch[-1]) else batch
+        remaining -= len(batch[-1])
+        if remaining <= 0:
+            return
+
+
 def _loaded(loader: DataLoader[Any]) -> Iterator[tuple[Any, ...]]:
     # Not a generator expression: that would call iter(loader), which draws, at once.
     for batch in loader:
@@ -291,7 +341,7 @@ def _checked(source: Source, name: str) -> Source:
             raise DataError(f"Task '{name}' is empty: its tensors have 0 examples.")
         return tuple(source)
     if isinstance(source, (DataLoader, Dataset)):
-        if hasattr(source, "__len__") and len(source) == 0:
+        if _count(source) == 0:
             raise DataError(f"Task '{name}' is empty: its data set has 0 examples.")
         return source
     if callable(source):
@@ -309,11 +359,33 @@ def _is_finite(source: Source) -> bool:
     return isinstance(source, (tuple, DataLoader, Dataset))
 
 
+def _count(items: Any) -> int | None:
+    """The length of something, if it has one: a loader of a stream has the method and raises."""
+    try:
+        return len(items)
+    except TypeError:
+        return None
+
+
 def _length(source: Source) -> int | None:
+    """How many examples a pass has, if that can be known; of a loader, as many as its sampler gives."""
     if isinstance(source, tuple):
         return len(source[0])
-    items = source.dataset if isinstance(source, DataLoader) else source
-    return len(items) if isinstance(items, Dataset) and hasattr(items, "__len__") else None
+    if not isinstance(source, DataLoader):
+        return _count(source) if isinstance(source, Dataset) else None
+    if isinstance(source.dataset, IterableDataset):
+        return _count(source.dataset)
+    if source.batch_sampler is None:
+        return _count(source.sampler)
+    # Batches made by a sampler of one's own may be of anything.
+    return _count(getattr(source.batch_sampler, "sampler", None))
+
+
+def _gives_all(loader: DataLoader[Any]) -> bool:
+    """Whether a loader gives each example of its data set once, so that some can be picked from that."""
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    plain = isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement)
+    return plain and _count(sampler) == _count(loader.dataset)
 
 
 def pick(source: Source, index: Tensor) -> tuple[Any, ...]:

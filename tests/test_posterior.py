@@ -24,7 +24,7 @@ from nclbayes.errors import (
     UnsupportedUseError,
     ValuesError,
 )
-from nclbayes.methods import EWC, KFAC, PlainTraining
+from nclbayes.methods import EWC, KFAC, LaplaceOWM, PlainTraining, ReplayLearner
 from nclbayes.mixture import TaskMixture
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 from tests.zoo import gains, inputs, labels, normal, rnn
@@ -437,7 +437,7 @@ def test_a_newer_format_and_another_model_are_refused(tmp_path: Path, monkeypatc
         nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3)), ncl.Categorical(), normal(())
     )
     with pytest.raises(
-        FileError, match=r"another model: its site '0\.weight' has shape \(8, 5\), the model's \(9, 5\)"
+        FileError, match=r"another model: its site '0\.weight' is \(8, 5\), torch\.float32; that of the model \(9, 5\)"
     ):
         ncl.OnlinePosterior.load(path, other)
     monkeypatch.setattr("nclbayes.storage.FORMAT_VERSION", 2)
@@ -644,3 +644,24 @@ def test_a_file_is_checked_against_the_model_not_against_where_it_started(tmp_pa
     other = ncl.BayesianNetwork(nn.Linear(5, 3), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
     with pytest.raises(FileError, match="is of another model"):
         ncl.OnlinePosterior.load(tmp_path / "p", other)
+
+
+def test_a_file_says_which_kind_of_posterior_and_which_dtype_it_holds(tmp_path: Path) -> None:
+    learner = ReplayLearner(classifier(), PlainTraining(steps=2), keep=3)
+    learner.update(classification_task(0))
+    learner.save(tmp_path / "replay")
+    with pytest.raises(FileError, match=r"was written by ReplayLearner, not OnlinePosterior: use ReplayLearner\.load"):
+        ncl.OnlinePosterior.load(tmp_path / "replay", classifier())
+    assert len(ReplayLearner.load(tmp_path / "replay", classifier()).tasks) == 1
+    with pytest.raises(FileError, match=r"torch\.float32; that of the model .*torch\.float64"):
+        ReplayLearner.load(tmp_path / "replay", classifier().double())
+
+
+@pytest.mark.parametrize(
+    "changed", [{"fisher_temperature": 4.0}, {"fisher": "empirical"}, {"prior_weight": 2.0}, {"likelihood_weight": 2.0}]
+)
+def test_there_is_an_evidence_only_where_bayes_rule_is_approximated(changed: dict[str, Any]) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=5))
+    assert posterior.update(classification_task(0)).log_evidence is not None
+    assert posterior.update(classification_task(1), engine=ncl.LaplaceNCL(steps=5, **changed)).log_evidence is None
+    assert ncl.OnlinePosterior(classifier(), LaplaceOWM(steps=5)).update(classification_task(0)).log_evidence is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -9,10 +10,20 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, SettingError
+from nclbayes.methods.replay import ReplayTask
+from nclbayes.mixture import TaskMixture
 
 X, Y = torch.arange(10.0).unsqueeze(-1), torch.arange(10)
 
@@ -146,6 +157,47 @@ def test_epochs_count_a_loaders_own_batches() -> None:
     posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=None, epochs=2))
     assert posterior.update(ncl.Task(loader, name="loader")).steps == 32
     assert posterior.update(ncl.Task((x, y), name="tensors")).steps == 2
+
+
+def test_a_loader_of_some_examples_counts_and_gives_those_alone() -> None:
+    chosen = [1, 3, 5, 7]
+    loader = DataLoader(Squares(), batch_size=3, sampler=SubsetRandomSampler(chosen))
+    task = ncl.Task(loader, name="odd")
+    assert task.size == 4
+    assert sorted(int(i) for _, y in task.epoch(3, generator()) for i in y) == chosen
+    some = [int(i) for _, y in task.epoch(3, generator(), size=2) for i in y]
+    assert len(some) == 2
+    assert set(some) < set(chosen)
+
+
+def test_epochs_are_passes_over_the_data_whatever_their_source() -> None:
+    x, y = torch.zeros(64, 3), torch.zeros(64, 1)
+    pairs = TensorDataset(x, y)
+
+    def task(source: object, **settings: int) -> ncl.Task:
+        return ncl.Task(source, name="t", **settings)  # type: ignore[arg-type]
+
+    by_four = DataLoader(pairs, batch_sampler=BatchSampler(RandomSampler(pairs), 4, drop_last=False))
+    assert task(by_four).num_batches(32) == 16
+    assert task((x, y), size=6400).num_batches(32) == 2
+    assert task(lambda count, g: (x[:count], y[:count]), size=640).num_batches(32) == 20
+    mixture = TaskMixture([task(DataLoader(pairs, batch_size=8)), task((x, y))], name="both")
+    assert mixture.num_batches(32) == 8 + 2
+    assert ReplayTask(task((x, y)), [task((x, y))]).num_batches(32) == 2
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([(X[i], Y[i]) for i in range(10)])
+
+
+def test_a_stream_without_a_length_needs_a_size() -> None:
+    loader = DataLoader(Stream(), batch_size=4)
+    with pytest.raises(SettingError, match="give its `size`"):
+        ncl.Task(loader, name="stream")
+    task = ncl.Task(loader, name="stream", size=10)
+    assert [len(y) for _, y in task.epoch(4, generator())] == [4, 4, 2]
+    assert [len(y) for _, y in task.epoch(4, generator(), size=5)] == [4, 1]
 
 
 def test_arrays_are_refused_with_the_remedy() -> None:

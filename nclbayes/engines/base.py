@@ -90,6 +90,8 @@ class Engine(EngineSettings, ABC):
     Attributes:
         structure: The form of the Gaussians that it updates.
         needs_fisher: Whether it asks for the Fisher of a task; a model whose Fisher cannot be had is then refused.
+        needs_activity: Whether it asks for E[z z^T] of a map's inputs alone; a weight that is used both straight and
+            transposed, in whose Fisher gradients stand beside inputs, is then refused.
 
     Example:
         >>> from dataclasses import dataclass
@@ -106,6 +108,7 @@ class Engine(EngineSettings, ABC):
 
     structure: ClassVar[Structure] = Structure.KRONECKER
     needs_fisher: ClassVar[bool] = True
+    needs_activity: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from nclbayes.errors import FileError
-from nclbayes.storage import read_file, write_file
+from nclbayes.storage import memory_of, read_file, write_file
 
 # To be raised whenever snapshots hold other things, or go on in another way, than before.
 _LAYOUT = 3
@@ -78,5 +78,5 @@ def identity(settings: object, tensors: Mapping[str, Tensor]) -> str:
     checksum = 0
     for name in sorted(tensors):
         checksum = zlib.crc32(name.encode(), checksum)
-        checksum = zlib.crc32(tensors[name].detach().cpu().contiguous().numpy().tobytes(), checksum)
+        checksum = zlib.crc32(memory_of(tensors[name]), checksum)
     return json.dumps([_LAYOUT, settings, checksum], sort_keys=True)

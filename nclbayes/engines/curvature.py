@@ -36,7 +36,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
     task = problem.task
     for site, value in values.items():
         if not bool(torch.isfinite(value).all()):
-            raise diverged(f"The weights of site '{site}' became NaN or infinite", task.name)
+            raise diverged(f"The weights of site '{site}' became NaN or infinite", task.name, engine)
     accumulator = FisherAccumulator(
         problem.model,
         {**problem.fixed, **values},
@@ -49,30 +49,32 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
     )
     fit = 0.0
     for batch in task.epoch(engine.batch_size, problem.generator, engine.fisher_size):
+        weight = task.example_weight(batch, engine.fisher_size)
         try:
-            run = accumulator.update(to_device(batch, problem.device))
+            run = accumulator.update(to_device(batch, problem.device), weight)
         except ValueError as error:
             if "to satisfy the constraint" not in str(error):
                 raise
             # A distribution refuses NaN in its parameters.
-            raise diverged("The parameters of the likelihood became NaN or infinite", task.name) from error
-        fit += float(log_likelihood(run.observed).detach())
+            raise diverged("The parameters of the likelihood became NaN or infinite", task.name, engine) from error
+        fit += weight * float(log_likelihood(run.observed).detach())
     return accumulator.factors(problem.size), fit * problem.size / accumulator.examples
 
 
-def diverged(what: str, task: str) -> NonFiniteError:
+def diverged(what: str, task: str, engine: Engine) -> NonFiniteError:
     """What to say of a task that ended where numbers are not finite.
 
     Args:
         what: What is not finite.
         task: The task's name.
+        engine: The engine, which the advice is for.
 
     Returns:
         The error.
     """
+    advice = "Lower `lr`, or set `trust_radius`." if engine.has_trust_region else "Lower `lr`."
     return NonFiniteError(
-        f"{what} with the last step of task '{task}'. The posterior is as it was before the update. Lower `lr`, or set "
-        "`trust_radius`."
+        f"{what} with the last step of task '{task}'. The posterior is as it was before the update. {advice}"
     )
 
 

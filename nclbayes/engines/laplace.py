@@ -12,6 +12,7 @@ from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
 from nclbayes.engines.likelihood import BlockLikelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
+from nclbayes.fisher import FisherKind
 from nclbayes.kronecker import SumRule
 from nclbayes.state import State
 from nclbayes.storage import under
@@ -49,10 +50,14 @@ class LaplaceNCL(Engine):
         history = run_loop(stepper, self, problem)
         fishers, fit = task_fisher(self, problem, stepper.values())
         after, memory = self.absorb(problem, stepper.matrices(), fishers)
-        # With other weights than Bayes' rule has, it would be the evidence of something else.
-        is_bayes = self.prior_weight == 1 and self.likelihood_weight == 1
+        is_bayes = self._is_bayes() and problem.task.is_bayes
         evidence = _log_evidence(fit, problem.states, after) if is_bayes else None
         return Outcome(after, history, evidence, memory)
+
+    def _is_bayes(self) -> bool:
+        """Whether what it approximates is Bayes' rule: otherwise its evidence would be that of something else."""
+        is_weighted = self.prior_weight != 1 or self.likelihood_weight != 1 or self.fisher_temperature != 1
+        return not is_weighted and self.fisher is not FisherKind.EMPIRICAL
 
     def absorb(
         self, problem: Problem, theta: Mapping[str, Tensor], fishers: Mapping[str, Fisher]

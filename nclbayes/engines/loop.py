@@ -105,7 +105,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
         NonFiniteError: If a loss is NaN or infinite.
     """
     task, generator, checkpoint = problem.task, problem.generator, problem.checkpoint
-    total = settings.num_steps(task.size, task.batch_size(settings.batch_size))
+    total = settings.num_steps(task.num_batches(settings.batch_size))
     batches = task.batches(settings.batch_size, generator)
     place = _Place()
     # What a network draws itself (dropout, process noise) has a stream of its own, so that it changes no other draw.
@@ -125,7 +125,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
             lr = settings.lr * (1.0 if settings.schedule is None else settings.schedule((step - 1) / total))
             batch = to_device(next(batches), problem.device)
             with drawing_from(noise, problem.device):
-                loss = _guarded_step(stepper, batch, lr, task.name, step)
+                loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
             place.advance(step, loss)
             bar.set_postfix(loss=f"{place.running:.4g}", refresh=False)
             bar.update()
@@ -186,22 +186,26 @@ def _resume(
     return _Place(**settings["place"])
 
 
-def _guarded_step(stepper: Stepper, batch: tuple[Any, ...], lr: float, task: str, step: int) -> float:
+def _guarded_step(
+    stepper: Stepper, batch: tuple[Any, ...], lr: float, diverged: Callable[[str], NonFiniteError]
+) -> float:
     """One step, or an error that says where numbers ceased to be finite."""
     try:
         loss = stepper.step(batch, lr)
     except NonFiniteError as error:
-        raise _diverged(_first_sentence(error), task, step) from error
+        raise diverged(_first_sentence(error)) from error
     except MatrixError as error:
-        raise _diverged(f"The Fisher could not be added to the precision ({error})", task, step) from error
+        raise diverged(f"The Fisher could not be added to the precision ({error})") from error
     except ValueError as error:
-        _check_finite(stepper, task, step, error)
+        for site, value in stepper.values().items():
+            if not bool(torch.isfinite(value).all()):
+                raise diverged(f"The weights of site '{site}' became NaN or infinite") from error
         if "to satisfy the constraint" in str(error):
             # A distribution refuses NaN in its parameters before there is a loss.
-            raise _diverged("The likelihood was given parameters that are not finite", task, step) from error
+            raise diverged("The likelihood was given parameters that are not finite") from error
         raise
     if not math.isfinite(loss):
-        raise _diverged(f"The loss became {loss}", task, step)
+        raise diverged(f"The loss became {loss}")
     return loss
 
 
@@ -216,18 +220,13 @@ def _flushing_denormals() -> Iterator[None]:
         torch.set_flush_denormal(was_flushing)
 
 
-def _check_finite(stepper: Stepper, task: str, step: int, cause: Exception) -> None:
-    for site, value in stepper.values().items():
-        if not bool(torch.isfinite(value).all()):
-            raise _diverged(f"The weights of site '{site}' became NaN or infinite", task, step) from cause
-
-
 def _first_sentence(error: Exception) -> str:
     return str(error).split(". ")[0].rstrip(".")
 
 
-def _diverged(what: str, task: str, step: int) -> NonFiniteError:
+def _diverged(settings: EngineSettings, task: str, step: int, what: str) -> NonFiniteError:
+    radius = "set `trust_radius`, " if settings.has_trust_region else ""
     return NonFiniteError(
         f"{what} at step {step} of task '{task}'. The posterior is as it was before the update. Look at the data, "
-        "lower `lr`, set `trust_radius`, or, if weights are sampled, give them a narrower prior."
+        f"lower `lr`, {radius}or, if weights are sampled, give them a narrower prior."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from nclbayes.errors import SettingError
 from nclbayes.fisher import FisherKind
@@ -32,7 +32,8 @@ class EngineSettings:
             "bound" never underestimate a precision, and retain more over many tasks.
         fisher: "model", "exact" or "empirical".
         fisher_samples: Targets drawn for each example.
-        fisher_size: Use so many examples for the Fisher; None: all.
+        fisher_size: Use so many examples for the Fisher after a task; None: all. Variational NCL averages the Fisher
+            over its steps' batches instead.
         fisher_temperature: Divides the logits of a classifier in its Fisher.
         patience: Stop early after so many steps in which the running loss did not fall by a thousandth; None: never.
     """
@@ -53,6 +54,10 @@ class EngineSettings:
     fisher_size: int | None = None
     fisher_temperature: float = 1.0
     patience: int | None = None
+    has_trust_region: ClassVar[bool] = True
+    """Whether its steps can be scaled back to a trust radius."""
+    has_prior: ClassVar[bool] = True
+    """Whether the previous posterior pulls at the weights."""
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -64,6 +69,10 @@ class EngineSettings:
         for name in ("prior_weight", "alpha"):
             self._require(name, lambda v: v >= 0, "at least 0")
         self._require("momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")
+        if self.trust_radius is not None and not self.has_trust_region:
+            raise SettingError(f"{type(self).__name__} has no trust region: leave trust_radius at None.")
+        if self.prior_weight != 1 and not self.has_prior:
+            raise SettingError(f"{type(self).__name__} has no pull of the prior: leave prior_weight at 1.")
         for name, kind in (("kronecker_sum", SumRule), ("fisher", FisherKind)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
@@ -81,12 +90,11 @@ class EngineSettings:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
         return {name: getattr(value, "value", value) for name, value in values.items()}
 
-    def num_steps(self, size: int, batch_size: int) -> int:
+    def num_steps(self, batches: float) -> int:
         """How many steps a task takes.
 
         Args:
-            size: N.
-            batch_size: How many examples its batches have.
+            batches: How many batches one pass over it has.
 
         Returns:
             The number of steps, at least 1.
@@ -94,7 +102,7 @@ class EngineSettings:
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return max(1, round(self.epochs * size / batch_size))
+        return max(1, round(self.epochs * batches))
 
     def _require(self, name: str, holds: Callable[[Any], bool], what: str) -> None:
         value = getattr(self, name)

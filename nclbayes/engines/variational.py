@@ -103,6 +103,7 @@ class VariationalStepper:
             context=problem.task.context,
             generator=problem.generator,
         )
+        self._batch_size = problem.task.batch_size(settings.batch_size)
         self._weight, self._taken = 1.0, 0
         self._sampler: dict[str, State] = {}
         self._roots: dict[str, tuple[Tensor | None, Tensor]] = {}
@@ -192,7 +193,8 @@ class VariationalStepper:
         self._fisher.values = values
         fit = log_likelihood(run.observed)
         gradient = block_gradients(fit, run, self._blocks, retain_graph=True)
-        self._fisher.add(run, batch, self._weight)
+        # Each batch counts once in the gradient, however many examples it has: so it does here.
+        self._fisher.add(run, batch, self._weight * self._batch_size / run.examples)
         return gradient, float(fit.detach()), run.examples
 
     def _average(self) -> dict[str, KroneckerFisher | DiagonalFisher]:

@@ -97,11 +97,12 @@ class FisherAccumulator:
         self._sums: dict[str, BlockSums] = {}
         self._squares = DiagonalSums()
 
-    def update(self, batch: Batch) -> ModelRun:
+    def update(self, batch: Batch, weight: float = 1.0) -> ModelRun:
         """Add one batch.
 
         Args:
             batch: The model's positional arguments; the last tensor is the observed one.
+            weight: What each of its examples counts.
 
         Returns:
             What the run on that batch showed, such as the distributions of the observed sites.
@@ -111,7 +112,7 @@ class FisherAccumulator:
         """
         with drawing_from(self.generator, _device(batch)):
             run = watch(self.model, batch, self.values, self.context)
-            self._add(run, batch, 1.0)
+            self._add(run, batch, weight)
         return run
 
     def add(self, run: ModelRun, batch: Batch, weight: float = 1.0) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from nclbayes.blocks import Block, KroneckerBlock
 from nclbayes.errors import NonFiniteError
 from nclbayes.fisher.per_example import NoisyModelError
-from nclbayes.fisher.squares import summed_squares
-from nclbayes.fisher.verify import verify_squares
+from nclbayes.fisher.squares import example_axes, summed_squares
+from nclbayes.fisher.verify import agree, verify_sum
 from nclbayes.watch import LinearUse
 
 Pairs = list[tuple[LinearUse, Tensor]]
@@ -56,6 +56,8 @@ class DiagonalSums:
 
     def __init__(self) -> None:
         self.squares: dict[str, Tensor] = {}
+        # Which dimension of a map's rows is the examples'; -1: none is.
+        self._axes: dict[str, int] = {}
 
     def add(
         self, blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, scores: Scores, weight: float
@@ -78,7 +80,7 @@ class DiagonalSums:
             if isinstance(block, KroneckerBlock):
                 if not seen[block.name]:
                     continue
-                squares = summed_squares(block, seen[block.name], examples)
+                squares = self._from_rows(block, seen[block.name], examples)
                 if squares is not None:
                     found[block.name] = squares
                     continue
@@ -93,6 +95,8 @@ class DiagonalSums:
     ) -> None:
         """On few examples, compare what rows give with gradients of one example at a time.
 
+        A dimension may be as long as the batch by chance: if it is not the examples', rows are not asked again.
+
         Args:
             blocks: Linear maps.
             seen: For each, its uses with the gradient of their outputs.
@@ -100,18 +104,30 @@ class DiagonalSums:
             scores: What to compare with.
 
         Raises:
-            UnsupportedUseError: If they differ.
+            UnsupportedUseError: If the examples' gradients do not add up to that of the batch.
         """
         for block in blocks:
             if seen[block.name] and examples * block.size <= _FEW_NUMBERS:
-                squares = summed_squares(block, seen[block.name], examples)
+                squares = self._from_rows(block, seen[block.name], examples)
                 if squares is not None:
                     try:
                         alone = scores(list(block.sites))
                     except NoisyModelError:
                         # There is nothing to compare with; that the rows add up to the gradient is checked elsewhere.
                         return
-                    verify_squares(block, _squared(block, alone), squares)
+                    if not agree(_squared(block, alone), squares):
+                        verify_sum(block, seen[block.name], block.pack(alone).sum(0))
+                        self._axes[block.name] = -1
+
+    def _from_rows(self, block: KroneckerBlock, pairs: Pairs, examples: int) -> Tensor | None:
+        """Summed squares from rows, where these tell which example they are of: the same dimension in every batch."""
+        axes = example_axes(pairs, examples)
+        if axes is None or len(axes) > 1:
+            return None
+        axis = axes[0] if axes else -1
+        if axis != self._axes.setdefault(block.name, axis):
+            return None
+        return None if axis < 0 else summed_squares(block, pairs, examples, axis)
 
     def scale(self, factor: float) -> None:
         """Multiply what has been summed so far.
@@ -144,8 +160,9 @@ def _one_by_one(blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: in
         for block in blocks:
             squares = None
             if isinstance(block, KroneckerBlock):
-                # As many steps as examples: they come first, as in every batch.
-                squares = summed_squares(block, seen[block.name], examples, first=True)
+                axes = example_axes(seen[block.name], examples)
+                # Of several dimensions of that length the examples' comes first, as in every batch.
+                squares = summed_squares(block, seen[block.name], examples, axes[0]) if axes else None
             if squares is None:
                 raise
             found[block.name] = squares

@@ -15,8 +15,22 @@ from nclbayes.watch import LinearUse
 _NUMBERS = 1 << 24
 
 
+def example_axes(pairs: Sequence[tuple[LinearUse, Tensor]], examples: int) -> tuple[int, ...] | None:
+    """Which dimensions of a map's rows may be the examples', judged by their length.
+
+    Args:
+        pairs: Its uses, with the gradient of their outputs.
+        examples: How many examples the batch has.
+
+    Returns:
+        Their numbers, the same for all uses; None if the uses differ.
+    """
+    found = {tuple(i for i, size in enumerate(use.rows.lead) if size == examples) for use, _ in pairs}
+    return found.pop() if len(found) == 1 else None
+
+
 def summed_squares(
-    block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], examples: int, first: bool = False
+    block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], examples: int, axis: int
 ) -> Tensor | None:
     """The sum over examples of the squared gradient of an example's log likelihood.
 
@@ -27,15 +41,15 @@ def summed_squares(
         block: The map.
         pairs: Its uses, with the gradient of their outputs.
         examples: How many examples the batch has.
-        first: Whether the first of several dimensions that have as many entries is the examples'.
+        axis: Which dimension of the rows is the examples'.
 
     Returns:
-        Of the block's shape, float64; None if it cannot be told which rows belong to which example.
+        Of the block's shape, float64; None for a stack of maps.
     """
-    sides = [_by_example(block, use, grad, examples, first) for use, grad in pairs]
-    if len(block.shape) != 2 or any(side is None for side in sides):
+    if len(block.shape) != 2:
         return None
-    g, z = (torch.cat([side[i] for side in sides if side is not None], dim=1) for i in (0, 1))
+    sides = [_by_example(block, use, grad, examples, axis) for use, grad in pairs]
+    g, z = (torch.cat([side[i] for side in sides], dim=1) for i in (0, 1))
     if g.shape[1] == 1:
         return g[:, 0].double().square().mT @ z[:, 0].double().square()
     total = torch.zeros(block.shape, dtype=torch.float64, device=g.device)
@@ -45,20 +59,14 @@ def summed_squares(
     return total
 
 
-def _by_example(
-    block: KroneckerBlock, use: LinearUse, grad: Tensor, examples: int, first: bool
-) -> tuple[Tensor, Tensor] | None:
+def _by_example(block: KroneckerBlock, use: LinearUse, grad: Tensor, examples: int, axis: int) -> tuple[Tensor, Tensor]:
     """Gradient and input rows as [examples, rows of each, m] and [examples, rows of each, n]."""
     lead = use.rows.lead
-    found = lead.count(examples)
-    if found == 0 or (found > 1 and not first) or len(block.shape) != 2:
-        return None
     g, z = use.gradient_rows(grad), torch.cat(list(use.input_rows()), dim=-2)
     biased = use.bias is not None and use.bias == block.bias
     if use.transposed != block.transposed:
         g, z = z, g
     if block.bias is not None:
         z = F.pad(z, (0, 1), value=float(biased))
-    axis = lead.index(examples)
     g, z = (rows.reshape(*lead, -1).movedim(axis, 0).reshape(examples, -1, rows.shape[-1]) for rows in (g, z))
     return g, z

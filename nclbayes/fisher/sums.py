@@ -25,6 +25,7 @@ class KroneckerFisher:
         rows: How many rows were summed.
         examples: How many examples they came from.
         rtol: Rounding errors of the two sums relative to their largest entry: the `rtol` for ``kronecker_sum``.
+        is_exchanged: Whether rows of a transposed use are among those summed, with their sides exchanged.
 
     Example:
         >>> import pyro
@@ -44,6 +45,7 @@ class KroneckerFisher:
     rows: float
     examples: float
     rtol: float
+    is_exchanged: bool = False
 
 
 class BlockSums:
@@ -133,7 +135,7 @@ class BlockSums:
         if self._block.bias is not None:
             A = self._bordered(A, rows)
         rtol = rounding(max(A.shape[-1], G.shape[-1]), samples * rows, self._dtype)
-        return KroneckerFisher(A, G, rows, examples, rtol)
+        return KroneckerFisher(A, G, rows, examples, rtol, self._exchanged is not None)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is summed, to be restored exactly."""

@@ -60,18 +60,19 @@ def verify_uses(
             )
 
 
-def verify_squares(block: Block, expected: Tensor, found: Tensor) -> None:
-    """Refuse a model whose rows are not ordered by example as they seem to be.
+def verify_sum(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], summed: Tensor) -> None:
+    """Refuse a model whose examples, each by itself, do not add up to the batch.
 
     Args:
         block: A linear map.
-        expected: Its squared per-example gradients, from one example at a time.
-        found: The same from its rows.
+        pairs: Its uses, with the gradient of their outputs.
+        summed: The sum over examples of the gradient of each by itself.
 
     Raises:
-        UnsupportedUseError: If they differ.
+        UnsupportedUseError: If that is not the gradient of the batch.
     """
-    _compare(block, expected, found)
+    identity = torch.eye(block.shape[-1], dtype=summed.dtype, device=summed.device)
+    _compare(block, _from_rows(block, pairs, identity), summed)
 
 
 def _random_vectors(block: KroneckerBlock, run: ModelRun) -> Tensor:
@@ -95,16 +96,30 @@ def _from_rows(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]],
     return total
 
 
-def _compare(block: Block, expected: Tensor, found: Tensor) -> None:
+def agree(expected: Tensor, found: Tensor) -> bool:
+    """Whether two sums are the same but for rounding.
+
+    Args:
+        expected: One.
+        found: The other, of the same shape.
+
+    Returns:
+        Whether they are, or cannot be compared.
+    """
     scale = float(expected.abs().max()) + float(found.abs().max())
     gap = float((expected - found).abs().max())
     # Below this, products of gradients may have underflowed.
     limits = torch.finfo(found.dtype)
-    tolerance = max(_TOLERANCE, _ROUNDINGS * limits.eps)
-    if gap > tolerance * scale + limits.tiny / limits.eps:
+    # NaN is for others to find.
+    return not gap > max(_TOLERANCE, _ROUNDINGS * limits.eps) * scale + limits.tiny / limits.eps
+
+
+def _compare(block: Block, expected: Tensor, found: Tensor) -> None:
+    if not agree(expected, found):
+        share = float((expected - found).abs().max()) / (float(expected.abs().max()) + float(found.abs().max()))
         sites = ", ".join(f"'{site}'" for site in block.sites)
         raise UnsupportedUseError(
-            f"What the Fisher saw of {sites} does not add up to its gradient (they differ by {gap / scale:.0%}): the "
+            f"What the Fisher saw of {sites} does not add up to its gradient (they differ by {share:.1%}): the "
             "model uses it in a way that cannot be seen, mixes the examples of a batch (batch normalisation, a plate "
             "of fixed size), or declares steps invalid that the likelihood depends on. Apply the weight with F.linear, "
             "x @ w or F.conv1d/2d/3d, to each example by itself."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class AdamEngine(Engine):
         epsilon: Added to the root of the second moment.
     """
 
+    has_trust_region: ClassVar[bool] = False
     lr: float = 0.001
     second_momentum: float = 0.999
     epsilon: float = 1e-8

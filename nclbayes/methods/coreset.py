@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nclbayes.engines.base import Engine
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.mixture import TaskMixture
@@ -17,7 +18,8 @@ class CoresetLearner(KeepingLearner):
     """A posterior that sets a few examples of each task apart (Nguyen et al. 2018).
 
     The posterior itself learns from all other examples. To predict, a copy of it is updated with all the examples set
-    apart so far; that copy is used and thrown away, so that no example is ever counted twice. Any engine will do.
+    apart so far, by the engine of the last update; that copy is used and thrown away, so that no example is ever
+    counted twice. Any engine will do.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -31,6 +33,7 @@ class CoresetLearner(KeepingLearner):
     """
 
     _refined: OnlinePosterior | None = None
+    _last: Engine | None = None
 
     def update(self, task: Task, **settings: Any) -> UpdateReport:
         """Learn a task but for the examples that are set apart.
@@ -45,10 +48,8 @@ class CoresetLearner(KeepingLearner):
         generator = settings.get("generator") or self.generator
         # The same examples when an interrupted update goes on.
         kept, rest = split_examples(task, self.keep, generator.clone_state())
-        memory = self._as_memory(kept)
-        report = super().update(rest, **settings)
-        self._remember(memory)
-        self._refined = None
+        report = self._learn(rest, kept, settings)
+        self._refined, self._last = None, settings.get("engine")
         return report
 
     def predict(self, *inputs: Any, **settings: Any) -> Any:
@@ -88,7 +89,7 @@ class CoresetLearner(KeepingLearner):
         Returns:
             A new posterior; this one is left as it is.
         """
-        refined = OnlinePosterior(self.model, self.engine, generator=self.generator.clone_state())
+        refined = OnlinePosterior(self.model, self._last or self.engine, generator=self.generator.clone_state())
         refined._belief = self._belief
         refined.update(TaskMixture(self.kept, name="coreset"), progress=False)
         return refined

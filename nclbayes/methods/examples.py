@@ -27,7 +27,7 @@ def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:
         A task of those examples, with the same context.
     """
     with restored(*own_generators(task)):
-        batches = list(task.epoch(count, generator, size=min(count, task.size)))
+        batches = list(task.epoch(count, generator, size=count))
     tensors = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
     return Task(tensors, name=task.name, context=task.context)
 

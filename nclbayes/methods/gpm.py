@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,9 @@ from nclbayes.engines.curvature import task_fisher
 from nclbayes.engines.loop import run_loop
 from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
+from nclbayes.methods.owm import refuse_other_engines
 from nclbayes.methods.plain import PlainStepper
-from nclbayes.state import State
+from nclbayes.state import KroneckerState, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,9 @@ class GPM(Engine):
         0.9
     """
 
+    has_trust_region: ClassVar[bool] = False
+    has_prior: ClassVar[bool] = False
+    needs_activity: ClassVar[bool] = True
     threshold: float = 0.97
 
     def __post_init__(self) -> None:
@@ -49,17 +54,24 @@ class GPM(Engine):
 
         Returns:
             The Gaussians with their means moved, and the new bases in memory.
+
+        Raises:
+            SettingError: If another engine has learnt earlier tasks.
         """
+        maps = (name for name, state in problem.states.items() if isinstance(state, KroneckerState))
+        refuse_other_engines(self, problem, (f"gpm/{name}" for name in maps if name in problem.trained))
         bases = {name: problem.memory.get(f"gpm/{name}") for name in problem.states}
         projections = {
             name: _complement(basis, problem.start[name]) for name, basis in bases.items() if basis is not None
         }
         stepper = PlainStepper(self.momentum, problem, projections)
         history = run_loop(stepper, self, problem)
-        after: dict[str, State] = {
-            name: replace(state, loc=stepper.theta[name]) for name, state in problem.states.items()
-        }
         fishers, _ = task_fisher(self, problem, stepper.values())
+        after: dict[str, State] = {
+            name: replace(state, loc=stepper.theta[name])
+            for name, state in problem.states.items()
+            if name in fishers or name in problem.trained
+        }
         memory = {
             f"gpm/{name}": _grow(bases[name], fisher.input, self.threshold)
             for name, fisher in fishers.items()
@@ -93,7 +105,7 @@ def grow_basis(basis: Tensor | None, inputs: Tensor, threshold: float) -> Tensor
     if total - power.sum() >= missing:
         return basis
     count = int((held < missing).sum()) + 1
-    return torch.linalg.qr(torch.cat([basis, directions[:, : min(count, n - basis.shape[1])]], dim=1)).Q
+    return torch.linalg.qr(torch.cat([basis, directions[:, : min(count, n - basis.shape[1])]], dim=1)).Q.contiguous()
 
 
 def _grow(basis: Tensor | None, inputs: Tensor, threshold: float) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nclbayes.belief import Belief
 from nclbayes.errors import ModelError
 from nclbayes.mixture import TaskMixture
 from nclbayes.posterior import OnlinePosterior, UpdateReport
@@ -11,7 +12,9 @@ from nclbayes.task import Task
 
 
 class JointLearner(OnlinePosterior):
-    """Keeps every task, and trains on all of them at each update.
+    """Keeps every task, and trains on all of them at each update: from where it is, and from the prior.
+
+    Whatever the engine, no task is thus counted twice.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -45,9 +48,16 @@ class JointLearner(OnlinePosterior):
                 f"The learner has learnt {len(self.tasks)} tasks and holds the data of {len(self._seen)}: hand over "
                 "those of the tasks before it was saved, in order, by remember(tasks)."
             )
-        seen = (*self._seen, task)
-        report = super().update(TaskMixture(seen, name=task.name), **settings)
-        self._seen = seen
+        seen, before = (*self._seen, task), (self._belief, self._initial)
+        start = {**(self._initial_values() or {}), **self.mean()}
+        self._belief = Belief(tasks=self.tasks, outputs=self._belief.outputs)
+        self._initial = start or None
+        try:
+            report = super().update(TaskMixture(seen, name=task.name), **settings)
+        except BaseException:
+            self._belief, self._initial = before
+            raise
+        self._initial, self._seen = before[1], seen
         return report
 
     def remember(self, tasks: list[Task]) -> None:

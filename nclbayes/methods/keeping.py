@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from nclbayes.engines.base import Engine, Outcome
 from nclbayes.errors import SettingError
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
-from nclbayes.posterior import OnlinePosterior
+from nclbayes.posterior import OnlinePosterior, UpdateReport
 from nclbayes.storage import under
 from nclbayes.task import Task
 
@@ -27,6 +28,7 @@ class KeepingLearner(OnlinePosterior):
         SettingError: If `keep` is less than 1.
     """
 
+    _to_keep: Mapping[str, Tensor]
     learner_settings: ClassVar[Mapping[str, Any]] = {"keep": 200}
 
     def __init__(self, *args: Any, keep: int = 200, **settings: Any) -> None:
@@ -40,11 +42,15 @@ class KeepingLearner(OnlinePosterior):
         """The kept examples of each task, in order."""
         return [examples_from_tensors(under(self.memory, f"kept/{k}/")) for k in range(len(self.tasks))]
 
-    def _as_memory(self, examples: Task) -> dict[str, Tensor]:
-        """Examples of the next task as tensors to keep; made before the update, as they may be refused."""
+    def _learn(self, task: Task, examples: Task, settings: Mapping[str, Any]) -> UpdateReport:
+        """Update with a task, and keep some examples: both happen, or neither."""
         k = len(self.tasks)
-        return {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
+        # Made before the update, as they may be refused.
+        self._to_keep = {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
+        return super().update(task, **settings)
 
-    def _remember(self, memory: Mapping[str, Tensor]) -> None:
-        """Keep what :meth:`_as_memory` made."""
-        self._belief = replace(self._belief, memory={**self._belief.memory, **memory})
+    def _commit(
+        self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome, seconds: float
+    ) -> UpdateReport:
+        outcome = replace(outcome, memory={**outcome.memory, **self._to_keep})
+        return super()._commit(task, engine, outputs, outcome, seconds)

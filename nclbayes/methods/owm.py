@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from nclbayes.engines.base import Outcome, Problem
+from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher
 from nclbayes.engines.laplace import LaplaceNCL
 from nclbayes.errors import SettingError
@@ -57,6 +57,7 @@ class OWM(LaplaceNCL):
     """
 
     both_sides: ClassVar[bool] = False
+    needs_activity: ClassVar[bool] = True
     alpha: float = 1e-3
     prior_weight: float = 0.0
 
@@ -79,12 +80,21 @@ class OWM(LaplaceNCL):
 
         Returns:
             The precisions after it; there is no evidence, as there is no posterior.
+
+        Raises:
+            SettingError: If another engine has learnt earlier tasks.
         """
+        maps = (name for name, state in problem.states.items() if isinstance(state, KroneckerState))
+        refuse_other_engines(self, problem, (f"{_kept(self, name)}/tasks" for name in maps if name in problem.trained))
         states = {
             name: _isotropic(state) if isinstance(state, DiagonalState) or name not in problem.trained else state
             for name, state in problem.states.items()
         }
-        return replace(super().run(replace(problem, states=states)), log_evidence=None)
+        return super().run(replace(problem, states=states))
+
+    def _is_bayes(self) -> bool:
+        """It is not: there is no posterior."""
+        return False
 
     def absorb(
         self, problem: Problem, theta: Mapping[str, Tensor], fishers: Mapping[str, Fisher]
@@ -107,7 +117,7 @@ class OWM(LaplaceNCL):
                 sides = dict(
                     zip(("input", "output"), activity_factors(theta[name], fisher, self.both_sides), strict=True)
                 )
-                kept = f"{type(self).__name__.lower()}/{name}"
+                kept = _kept(self, name)
                 count = 1 + int(problem.memory.get(f"{kept}/tasks", torch.zeros((), dtype=torch.int64, device="cpu")))
                 for side, factor in sides.items():
                     before = problem.memory.get(f"{kept}/{side}")
@@ -153,6 +163,11 @@ class LaplaceOWM(LaplaceNCL):
     """
 
     both_sides: ClassVar[bool] = False
+    needs_activity: ClassVar[bool] = True
+
+    def _is_bayes(self) -> bool:
+        """It is not: these factors are not those of a Fisher."""
+        return False
 
     def absorb(
         self, problem: Problem, theta: Mapping[str, Tensor], fishers: Mapping[str, Fisher]
@@ -186,6 +201,30 @@ class LaplaceDOWM(LaplaceOWM):
     """
 
     both_sides: ClassVar[bool] = True
+
+
+def refuse_other_engines(engine: Engine, problem: Problem, needed: Iterable[str]) -> None:
+    """Refuse to go on where another engine has learnt: what it knows of earlier tasks would be lost.
+
+    Args:
+        engine: The engine.
+        problem: The task, and what earlier ones left.
+        needed: What the engine must have kept of blocks that an earlier task has trained.
+
+    Raises:
+        SettingError: If it did not.
+    """
+    if any(name not in problem.memory for name in needed):
+        name = type(engine).__name__
+        raise SettingError(
+            f"Another engine than {name} has learnt earlier tasks of this posterior, and {name} protects only what it "
+            "has seen itself: start a new posterior with it, or go on with the other engine."
+        )
+
+
+def _kept(engine: Engine, name: str) -> str:
+    """Where in memory a block's averages are."""
+    return f"{type(engine).__name__.lower()}/{name}"
 
 
 def _isotropic(state: State) -> State:

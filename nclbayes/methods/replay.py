@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,10 +22,46 @@ class ReplayTask(TaskMixture):
         earlier: Kept examples of each earlier task.
     """
 
+    is_bayes: ClassVar[bool] = False
+
     def __init__(self, current: Task, earlier: Sequence[Task]) -> None:
         tasks = (current, *earlier)
         super().__init__(tasks, name=current.name, weights=[1.0] * len(tasks), size=current.size)
         self.test = current.test
+
+    def num_batches(self, batch_size: int) -> float:
+        """How many batches one pass over the current task has.
+
+        Args:
+            batch_size: Examples a batch.
+
+        Returns:
+            Their number; as many steps are taken, whatever is replayed in them.
+        """
+        return self.parts[0].num_batches(batch_size)
+
+    def num_examples(self, size: int | None = None) -> int:
+        """How many examples :meth:`epoch` gives: those of the current task.
+
+        Args:
+            size: As given to it.
+
+        Returns:
+            Their number.
+        """
+        return self.parts[0].num_examples(size)
+
+    def example_weight(self, batch: tuple[Any, ...], size: int | None = None) -> float:
+        """What each example of a batch of :meth:`epoch` counts: the same.
+
+        Args:
+            batch: The batch.
+            size: As given to :meth:`epoch`.
+
+        Returns:
+            1.
+        """
+        return 1.0
 
     def epoch(
         self, batch_size: int, generator: torch.Generator | None = None, size: int | None = None, test: bool = False
@@ -75,7 +111,5 @@ class ReplayLearner(KeepingLearner):
         """
         generator = settings.get("generator") or self.generator
         # The same examples when an interrupted update goes on.
-        memory = self._as_memory(draw_examples(task, self.keep, generator.clone_state()))
-        report = super().update(ReplayTask(task, self.kept) if self.tasks else task, **settings)
-        self._remember(memory)
-        return report
+        examples = draw_examples(task, self.keep, generator.clone_state())
+        return self._learn(ReplayTask(task, self.kept) if self.tasks else task, examples, settings)

@@ -22,7 +22,8 @@ class SynapticIntelligence(AdamEngine):
     While a task is learnt, ``w_i`` sums ``-g_i dtheta_i``, what weight i did for the mean loss. Afterwards
     ``Omega_i <- Omega_i + max(w_i, 0) / (D_i^2 + xi)``, D the way from start to end, and later tasks are learnt by Adam
     with the penalty ``c sum_i Omega_i (theta_i - mu_i)^2``. In the units of a posterior, where everything is N times
-    the mean, that is a Gaussian of precision ``2 N Omega``, N the size of the task that is learnt.
+    the mean, that is a Gaussian of precision ``2 N Omega``, N the size of the task that is learnt. To it comes the
+    precision of the prior, which SI itself does not have: make that wide where c is large.
 
     Attributes:
         prior_weight: c.
@@ -51,8 +52,8 @@ class SynapticIntelligence(AdamEngine):
         Returns:
             The Gaussians after it, and in memory Omega, with the size that they have it for.
         """
-        size = problem.size
-        problem = replace(problem, states={name: _resized(s, problem, size) for name, s in problem.states.items()})
+        size, omegas = problem.size, {name: _importance(state, problem) for name, state in problem.states.items()}
+        problem = replace(problem, states={n: _resized(s, omegas[n], problem) for n, s in problem.states.items()})
         stepper = PathStepper(self, problem)
         history = run_loop(stepper, self, problem)
         after: dict[str, State] = {}
@@ -62,19 +63,28 @@ class SynapticIntelligence(AdamEngine):
             assert isinstance(state, DiagonalState)
             way = (theta - problem.start[name]).double()
             importance = stepper.path[name].clamp(min=0) / (way.square() + self.damping)
-            after[name] = replace(state, loc=theta, precision=state.precision + 2 * size * importance)
-            memory[f"si/{name}"] = problem.memory.get(f"si/{name}", torch.zeros_like(importance)).to(way) + importance
-            memory[f"si/{name}/size"] = torch.tensor(size, dtype=torch.float64, device="cpu")
+            precision, omega = state.precision + 2 * size * importance, omegas[name]
+            after[name] = replace(state, loc=theta, precision=precision)
+            memory[f"si/{name}"] = importance if omega is None else omega.to(way) + importance
+            left = torch.stack([torch.tensor(size, dtype=torch.float64, device="cpu"), precision.sum().cpu()])
+            memory[f"si/{name}/left"] = left
         return Outcome(after, history, memory=memory)
 
 
-def _resized(state: State, problem: Problem, size: float) -> State:
+def _importance(state: State, problem: Problem) -> Tensor | None:
+    """Omega, if the precision is still the one that it was left in: another engine may have changed it since."""
+    assert isinstance(state, DiagonalState)
+    left = problem.memory.get(f"si/{state.block.name}/left")
+    untouched = left is not None and float(left[1]) == float(state.precision.sum())
+    return problem.memory[f"si/{state.block.name}"] if untouched else None
+
+
+def _resized(state: State, importance: Tensor | None, problem: Problem) -> State:
     """The precision 2 N Omega for another N than it was left with."""
     assert isinstance(state, DiagonalState)
-    importance = problem.memory.get(f"si/{state.block.name}")
     if importance is None:
         return state
-    change = size - float(problem.memory[f"si/{state.block.name}/size"])
+    change = problem.size - float(problem.memory[f"si/{state.block.name}/left"][0])
     return replace(state, precision=state.precision + 2 * change * importance.to(state.precision))
 
 

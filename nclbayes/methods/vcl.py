@@ -25,7 +25,7 @@ class VCL(AdamEngine):
 
     Attributes:
         particles: Samples of the weights for each step.
-        init_scale: sigma at the first step of a block's first task.
+        init_scale: The largest sigma at the first step of a block's first task; a narrower prior's is kept.
 
     Example:
         >>> from nclbayes.methods import VCL

@@ -67,7 +67,7 @@ def test_rows_that_start_with_time_are_told_by_example_too(steps: int) -> None:
     torch.testing.assert_close(block.unpack(fisher.diagonal)["w"], expected.double(), rtol=1e-4, atol=1e-5)
 
 
-def test_rows_that_only_seem_to_be_ordered_by_example_are_refused() -> None:
+def test_rows_that_only_seem_to_be_ordered_by_example_are_not_trusted() -> None:
     def shuffled(x: Tensor, y: Tensor | None = None) -> None:
         w = pyro.sample("w", normal((3, 2)))
         # [features, steps x examples]: one dimension is as long as the batch, and it is not the examples
@@ -75,9 +75,44 @@ def test_rows_that_only_seem_to_be_ordered_by_example_are_refused() -> None:
         out = (rows @ w).reshape(x.shape[1], x.shape[0], 2).sum(0)
         pyro.sample("y", dist.Normal(out, 1.0).to_event(1), obs=y)
 
-    accumulator = ncl.FisherAccumulator(shuffled, {"w": inputs(3, 2)}, kind="empirical", diagonal=True)
+    x, y, w = inputs(6, 4, 3), inputs(6, 2, seed=4), inputs(3, 2, seed=5)
+    found = []
+    for model in (shuffled, time_first):
+        accumulator = ncl.FisherAccumulator(model, {"w": w}, kind="empirical", diagonal=True)
+        accumulator.update((x, y))
+        (fisher,) = accumulator.factors().values()
+        assert isinstance(fisher, DiagonalFisher)
+        found.append(fisher.diagonal)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("sizes", [(7, 4, 4), (4, 4, 7)])
+def test_steps_as_many_as_a_later_batch_has_examples_are_not_taken_for_them(sizes: tuple[int, ...]) -> None:
+    def windows(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", normal((3, 2)))
+        rows = x.reshape(-1, 4, 3)  # two windows of four steps from each example
+        out = (rows @ w).tanh().reshape(len(x), -1, 2).sum(1)
+        pyro.sample("y", dist.Normal(out, 1.0).to_event(1), obs=y)
+
+    x, y, values = inputs(15, 8, 3), inputs(15, 2, seed=4), {"w": inputs(3, 2, seed=5)}
+    whole, parts = (ncl.FisherAccumulator(windows, values, kind="empirical", diagonal=True) for _ in range(2))
+    whole.update((x, y))
+    for some_x, some_y in zip(x.split(sizes), y.split(sizes), strict=True):
+        parts.update((some_x, some_y))
+    (expected,), (found,) = whole.factors().values(), parts.factors().values()
+    assert isinstance(expected, DiagonalFisher)
+    assert isinstance(found, DiagonalFisher)
+    torch.testing.assert_close(found.diagonal, expected.diagonal, rtol=1e-5, atol=1e-7)
+
+
+def test_a_model_that_mixes_examples_is_refused() -> None:
+    def centred(x: Tensor, y: Tensor | None = None) -> None:
+        h = x @ pyro.sample("w", normal((3, 2)))
+        pyro.sample("y", dist.Normal(h - h.mean(0), 1.0).to_event(1), obs=y)
+
+    accumulator = ncl.FisherAccumulator(centred, {"w": inputs(3, 2)}, kind="empirical", diagonal=True)
     with pytest.raises(UnsupportedUseError, match="does not add up"):
-        accumulator.update((inputs(6, 4, 3), inputs(6, 2, seed=4)))
+        accumulator.update((inputs(6, 3), inputs(6, 2, seed=4)))
 
 
 def test_the_diagonal_does_not_depend_on_how_the_data_are_batched() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, SettingError
-from nclbayes.methods import METHODS, CoresetLearner, PlainTraining, ReplayLearner
+from nclbayes.methods import METHODS, CoresetLearner, DiagonalNCL, PlainTraining, ReplayLearner
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.replay import ReplayTask
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
@@ -79,6 +79,59 @@ def test_a_coreset_is_counted_once() -> None:
     x = torch.ones(1, 3)
     torch.testing.assert_close(learner.predict(x).mean, learner.refined().predict(x).mean)
     assert not torch.allclose(learner.predict(x).mean, ncl.OnlinePosterior.predict(learner, x).mean, atol=1e-6)
+
+
+def test_a_coreset_counts_each_task_by_its_size() -> None:
+    tasks = [ncl.Task(regression_task(0).train, name="a", size=400), regression_task(1)]
+    model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
+    learner = CoresetLearner(model, ncl.LaplaceNCL(steps=5, batch_size=40, fisher="exact"), keep=10)
+    for task in tasks:
+        learner.update(task)
+    assert [task.size for task in learner.kept] == [100, 10]
+    added = torch.zeros(4, 4, dtype=torch.float64)
+    for task in learner.kept:
+        z = nn.functional.pad(task.train[0].double(), (0, 1), value=1.0)
+        added += task.size / 10 * z.T @ z / 0.25
+    (before,), (after,) = learner.blocks.values(), learner.refined().blocks.values()
+    torch.testing.assert_close(after.precision.dense() - before.precision.dense(), added, rtol=1e-4, atol=1e-4)
+
+
+def test_a_coreset_is_learnt_by_the_engine_of_the_last_update() -> None:
+    learner = CoresetLearner(classifier(), ncl.LaplaceNCL(steps=5), keep=5)
+    learner.update(classification_task(0), engine=DiagonalNCL(steps=5))
+    assert learner.predict(torch.zeros(1, 5)).probs.shape == (1, 3)
+
+
+def test_the_fisher_of_variational_replay_weighs_tasks_as_its_gradient_does() -> None:
+    """Old and new inputs are orthogonal; each gets half of N / sigma^2, however few examples are kept."""
+    model = ncl.BayesianNetwork(nn.Linear(2, 1, bias=False), ncl.Normal(0.5), prior=dist.Normal(0.0, 1.0))
+    engine = ncl.VariationalNCL(steps=600, batch_size=64, lr=0.001, beta=0.005)
+    learner = ReplayLearner(model, engine, keep=4)
+    for k in range(2):
+        x = torch.zeros(64, 2)
+        x[:, k] = 1.0
+        before = [state.precision.dense() for state in learner.blocks.values()]
+        learner.update(ncl.Task((x, torch.zeros(64, 1)), name=str(k)))
+    (state,) = learner.blocks.values()
+    added = (state.precision.dense() - before[0]).diagonal() / (64 / 0.25)
+    torch.testing.assert_close(added, torch.full((2,), 0.5, dtype=torch.float64), rtol=0, atol=0.1)
+    assert learner.log_evidence is None
+
+
+def test_replay_that_is_interrupted_at_the_last_moment_has_not_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = ReplayLearner(classifier(), PlainTraining(steps=3), keep=4)
+    learner.update(classification_task(0))
+
+    def stop(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ncl.OnlinePosterior, "_commit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            learner.update(classification_task(1))
+    assert len(learner.tasks) == len(learner.kept) == 1
+    learner.update(classification_task(1))
+    assert len(learner.kept) == 2
 
 
 @pytest.mark.parametrize("learner", [ReplayLearner, CoresetLearner])

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import nclbayes as ncl
-from nclbayes.errors import ModelError, SettingError
+from nclbayes.errors import ModelError, NonFiniteError, SettingError
 from nclbayes.methods import METHODS, JointLearner, PlainTraining, find_method
-from tests.engines.test_laplace import classification_task, classifier
+from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 
 
 def test_plain_training_is_sgd_with_momentum() -> None:
@@ -91,6 +91,21 @@ def test_joint_training_stopped_and_taken_up_is_the_same(tmp_path: Path, at: int
     assert again.tasks == ("t0", "t1")
     for site, value in whole.mean().items():
         assert torch.equal(value, again.mean()[site])
+
+
+def test_joint_training_counts_each_task_once_whatever_the_engine() -> None:
+    tasks = [regression_task(seed) for seed in range(2)]
+    model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
+    learner = JointLearner(model, ncl.LaplaceNCL(steps=50, batch_size=40, lr=0.05, fisher="exact"))
+    for task in tasks:
+        learner.update(task)
+    (state,) = learner.blocks.values()
+    torch.testing.assert_close(state.precision.dense(), conjugate(tasks, 0.5, 2.0)[1], rtol=1e-4, atol=1e-4)
+    before = learner.mean()
+    with pytest.raises(NonFiniteError):
+        learner.update(ncl.Task((torch.full((4, 3), torch.inf), torch.zeros(4, 1)), name="torn"))
+    assert len(learner.tasks) == 2
+    assert all(torch.equal(value, before[site]) for site, value in learner.mean().items())
 
 
 def test_names_and_settings_are_suggested() -> None:
