@@ -142,7 +142,7 @@ RECIPE = Recipe(
         },
         "laptop": {
             "parts": [
-                _part("stimulus-response", None, ENGINES[1:], settings={"steps": 1500}, units=64),
+                _part("stimulus-response", None, ENGINES[1:], settings={"steps": 1500, "lr": 2e-4}, units=64),
                 *(_part("split-mnist", scenario, ENGINES, settings={"steps": 1000}) for scenario in _SCENARIOS),
             ],
             "seeds": 1,
