@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
+import random
+import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from nclbayes.errors import FileError, NonFiniteError, SettingError
 from nclbayes.experiments.runs import RunConfig, run
@@ -43,8 +47,8 @@ class Range:
     factor: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.low <= self.high:
-            raise SettingError(f"A range needs 0 < low <= high, not {self.low:g} to {self.high:g}.")
+        if not 0 < self.low <= self.high < math.inf:
+            raise SettingError(f"A range needs 0 < low <= high, both finite, not {self.low:g} to {self.high:g}.")
 
     @classmethod
     def parse(cls, text: str) -> Range:
@@ -110,13 +114,26 @@ class Search:
     def __post_init__(self) -> None:
         if self.sampler not in ("grid", "tpe"):
             raise SettingError(f"sampler is '{self.sampler}'; choose 'grid' or 'tpe'.")
+        names = [r.name for r in self.ranges]
+        if len(set(names)) < len(names):
+            raise SettingError(f"A setting can have one range only, and these are of {', '.join(names)}.")
         if not self.ranges:
             object.__setattr__(self, "ranges", (PAPER_RANGES.get(self.base.method, _SCALES),))
 
     @property
     def count(self) -> int:
         """How many trials there will be."""
-        return self.trials or (math.prod(len(r.grid()) for r in self.ranges) if self.sampler == "grid" else 20)
+        if self.sampler == "grid":
+            points = len(self.grid())
+            return points if self.trials is None else min(self.trials, points)
+        return self.trials or 20
+
+    def grid(self) -> list[dict[str, float]]:
+        """Every combination of the ranges' grids, in an order that is random and always the same."""
+        points = product(*(r.grid() for r in self.ranges))
+        found = [dict(zip((r.name for r in self.ranges), point, strict=True)) for point in points]
+        random.Random(0).shuffle(found)
+        return found
 
     def config(self, values: Mapping[str, float]) -> RunConfig:
         """The run with some values of the hyperparameters.
@@ -219,13 +236,16 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
         The best values.
 
     Raises:
-        SettingError: If Optuna is not installed, or the method has no such setting.
+        SettingError: If Optuna is not installed, or the method has no such setting or refuses an end of its range.
         FileError: If the folder cannot be written or holds another search.
         NonFiniteError: If learning diverged at every value.
     """
     optuna = _optuna()
-    # A setting that the method does not have is an error before anything is written.
-    search.config({r.name: r.low for r in search.ranges})
+    # What the method refuses, and data that are not here, are errors before anything is written.
+    for end in ("low", "high"):
+        search.config({r.name: getattr(r, end) for r in search.ranges})
+    base = search.base
+    find_setup(base.set).make_tasks(base.scenario, base.seed, base.size)
     try:
         out.mkdir(parents=True, exist_ok=True)
         _claim(out / "search.json", search)
@@ -233,80 +253,134 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
         raise
     except OSError as error:
         raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
-    study = _study(optuna, search, out)
-    if jobs > 1:
-        _run_in_processes(out, jobs)
-    while True:
-        # A trial that failed for a reason of its own (a full disk, a kill) does not count.
-        ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-        done = study.get_trials(deepcopy=False, states=ended)
-        if len(done) >= search.count:
-            break
-        study.optimize(lambda trial: _try(optuna, trial, search, say), n_trials=1)
-    finished = [t for t in study.get_trials(deepcopy=False) if t.value is not None]
-    if not finished:
-        raise NonFiniteError("Learning diverged at every value that was tried: lower `lr`, or search another range.")
-    base, best = search.base, study.best_trial
-    trials = [{**t.params, "score": t.value} for t in study.get_trials(deepcopy=False)]
-    tuned = Tuned(base.set, base.method, base.scenario, best.params, float(best.value or 0.0), trials)
-    tuned.save(out / "tuned.json")
-    return tuned
+    trials = _Trials(optuna, search, out, say)
+    if jobs == 1:
+        while trials.left:
+            trials.start(lambda config: _Done(_evaluate(config)))
+            trials.collect()
+    else:
+        threads = max(1, torch.get_num_threads() // jobs)
+        with get_context("spawn").Pool(jobs, _begin_work, (threads,)) as pool:
+            while trials.left or trials.running:
+                while trials.left and len(trials.running) < jobs:
+                    trials.start(lambda config: pool.apply_async(_evaluate, (config,)))
+                time.sleep(0.1)
+                trials.collect()
+    return trials.result()
 
 
-def resume(out: Path) -> Tuned:
-    """Go on with a search, from its folder alone.
+class _Trials:
+    """The trials of a search: which are done, which are under way, which are to come.
 
     Args:
-        out: The folder.
-
-    Returns:
-        The best values.
+        optuna: The module.
+        search: What to search for.
+        out: The folder, with a journal of the trials.
+        say: Called with a line after each trial.
     """
-    content = json.loads((out / "search.json").read_text())
-    ranges = tuple(Range(**r) for r in content.pop("ranges"))
-    return tune(Search(RunConfig(**content.pop("base")), ranges, **content), out)
+
+    def __init__(self, optuna: Any, search: Search, out: Path, say: Callable[[str], None]) -> None:
+        self._optuna, self._search, self._out, self._say = optuna, search, out, say
+        self._study = _study(optuna, out)
+        states = optuna.trial.TrialState
+        self._ended = (states.COMPLETE, states.PRUNED)
+        self.running: list[tuple[optuna.Trial, Mapping[str, float], Any]] = []
+        # A trial that failed for a reason of its own (a full disk, a kill) is repeated.
+        for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            self._study.tell(trial.number, state=states.FAIL)
+        self.left = search.count - len(self._done())
+        if search.sampler == "grid":
+            tried = [trial.params for trial in self._done()]
+            queued = self._study.get_trials(deepcopy=False, states=(states.WAITING,))
+            tried += [trial.system_attrs["fixed_params"] for trial in queued]
+            for values in search.grid()[: search.count]:
+                if values not in tried:
+                    self._study.enqueue_trial(values)
+
+    def start(self, evaluate: Callable[[RunConfig], Any]) -> None:
+        """Begin one more trial; `evaluate` returns something that is ready() at some time and then has its get()."""
+        trial = self._study.ask()
+        self.left -= 1
+        values = {r.name: trial.suggest_float(r.name, r.low, r.high, log=True) for r in self._search.ranges}
+        try:
+            self.running.append((trial, values, evaluate(self._search.config(values))))
+        except BaseException:
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            raise
+
+    def collect(self) -> None:
+        """Note the scores of the trials that have ended."""
+        for entry in [entry for entry in self.running if entry[2].ready()]:
+            trial, values, pending = entry
+            self.running.remove(entry)
+            shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+            try:
+                score = pending.get()
+            except BaseException:
+                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+                raise
+            if score is None:
+                self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+                self._say(f"{shown}: diverged")
+            else:
+                self._study.tell(trial, score)
+                endless = find_setup(self._search.base.set).endless
+                self._say(f"{shown}: {f'loss {-score:.4g}' if endless else f'accuracy {score:.1%}'}")
+
+    def result(self) -> Tuned:
+        """The best of them, written to the folder."""
+        done = self._done()
+        if all(trial.value is None for trial in done):
+            raise NonFiniteError(
+                "Learning diverged at every value that was tried: lower `lr`, or search another range."
+            )
+        base, best = self._search.base, self._study.best_trial
+        trials = [{**trial.params, "score": trial.value} for trial in done]
+        tuned = Tuned(base.set, base.method, base.scenario, best.params, float(best.value or 0.0), trials)
+        tuned.save(self._out / "tuned.json")
+        return tuned
+
+    def _done(self) -> list[Any]:
+        return list(self._study.get_trials(deepcopy=False, states=self._ended))
 
 
-def _try(optuna: Any, trial: optuna.Trial, search: Search, say: Callable[[str], None]) -> float:
-    values = {r.name: trial.suggest_float(r.name, r.low, r.high, log=True) for r in search.ranges}
-    shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+@dataclass(frozen=True)
+class _Done:
+    """A result that is there already."""
+
+    value: float | None
+
+    def ready(self) -> bool:
+        return True
+
+    def get(self) -> float | None:
+        return self.value
+
+
+def _evaluate(config: RunConfig) -> float | None:
+    """What a run reaches: accuracy, or minus the loss where that counts; None if learning diverges."""
     try:
-        record = run(search.config(values), progress=False)
+        record = run(config, progress=False)
     except NonFiniteError:
-        say(f"{shown}: diverged")
-        raise optuna.TrialPruned from None
-    endless = find_setup(search.base.set).endless
-    score = -record.average_loss if endless else record.average_accuracy
-    say(f"{shown}: {f'loss {-score:.4g}' if endless else f'accuracy {score:.1%}'}")
-    return score
+        return None
+    return -record.average_loss if find_setup(config.set).endless else record.average_accuracy
 
 
-def _study(optuna: Any, search: Search, out: Path) -> optuna.Study:
+def _begin_work(threads: int) -> None:
+    # Ctrl-C is for the process that hands out the work.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+
+
+def _study(optuna: Any, out: Path) -> optuna.Study:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    sampler: optuna.samplers.BaseSampler
-    if search.sampler == "grid":
-        sampler = optuna.samplers.GridSampler({r.name: r.grid() for r in search.ranges}, seed=0)
-    else:
-        sampler = optuna.samplers.TPESampler(seed=0)
     storage = JournalStorage(JournalFileBackend(str(out / "trials.log")))
+    sampler = optuna.samplers.TPESampler(seed=0)
     return optuna.create_study(
         storage=storage, sampler=sampler, study_name="search", direction="maximize", load_if_exists=True
     )
-
-
-def _run_in_processes(out: Path, jobs: int) -> None:
-    """Several processes work on the same search; each has its share of the cores."""
-    environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // jobs)))
-    code = "import sys, pathlib, nclbayes.experiments.tuning as t; t.resume(pathlib.Path(sys.argv[1]))"
-    workers = [subprocess.Popen([sys.executable, "-c", code, str(out)], env=environment) for _ in range(jobs)]
-    try:
-        for worker in workers:
-            worker.wait()
-    finally:
-        for worker in workers:
-            worker.terminate()
 
 
 def _claim(path: Path, search: Search) -> None:
@@ -322,5 +396,5 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise SettingError("A search needs Optuna: pip install 'nclbayes[experiments]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

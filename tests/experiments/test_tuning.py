@@ -26,7 +26,23 @@ def test_ranges_are_the_papers_unless_given() -> None:
     assert Range.parse("alpha=1e-3:0.1").grid() == pytest.approx([1e-3, 1e-2, 1e-1])
 
 
-@pytest.mark.parametrize("text", ["alpha", "alpha=1", "alpha=1:x", "alpha=2:1", "alpha=0:1"])
+def test_a_range_is_checked_at_both_ends_and_given_once(tried: list[float], tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="momentum must be at least 0 and below 1"):
+        tune(Search(RunConfig.of("split-digits", "owm"), (Range("momentum", 0.5, 5.0),)), tmp_path / "new")
+    with pytest.raises(SettingError, match="one range only"):
+        Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1.0, 1.0), Range("alpha", 2.0, 20.0)))
+    assert not (tmp_path / "new").exists()
+
+
+def test_fewer_trials_than_the_grid_has_and_another_sampler(tried: list[float], tmp_path: Path) -> None:
+    base, alpha = RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-4, 0.1),)
+    assert len(tune(Search(base, alpha, trials=2), tmp_path / "grid").trials) == 2
+    assert len(set(tried)) == 2
+    assert len(tune(Search(base, alpha, trials=3, sampler="tpe"), tmp_path / "tpe").trials) == 3
+    assert len(tried) == 5
+
+
+@pytest.mark.parametrize("text", ["alpha", "alpha=1", "alpha=1:x", "alpha=2:1", "alpha=0:1", "alpha=1:inf"])
 def test_wrong_ranges_are_refused(text: str) -> None:
     with pytest.raises(SettingError, match="range"):
         Range.parse(text)
@@ -79,9 +95,12 @@ def test_an_interrupted_search_goes_on(tried: list[float], tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         tune(search, tmp_path)
     monkeypatch.setattr(tuning, "run", counted)
-    tuning.resume(tmp_path)
-    assert set(Tuned.load(tmp_path).values) == {"alpha"}
-    assert Tuned.load(tmp_path).score == pytest.approx(1.0)
+    found = tune(search, tmp_path)
+    assert found.score == pytest.approx(1.0)
+    # Each value of the grid once, the one that was under way among them.
+    assert sorted(tried) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+    assert sorted(trial["alpha"] for trial in found.trials) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+    assert all(trial["score"] is not None for trial in found.trials)
 
 
 def test_a_trial_that_failed_does_not_count(
@@ -97,8 +116,9 @@ def test_a_trial_that_failed_does_not_count(
     with pytest.raises(OSError, match="no space left"):
         tune(search, tmp_path)
     monkeypatch.setattr(tuning, "run", counted)
-    tune(search, tmp_path)
-    assert len(tried) == 3
+    found = tune(search, tmp_path)
+    assert sorted(tried) == pytest.approx([1e-3, 1e-2, 1e-1])
+    assert len(found.trials) == 3
 
 
 def test_a_setting_that_the_method_does_not_have_is_refused_at_once(tried: list[float], tmp_path: Path) -> None:
@@ -129,6 +149,7 @@ def test_the_command_line_searches_and_runs_with_what_it_found(
     assert run_command_line([*command, "--jobs", "2", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     alpha = found["values"]["alpha"]
+    assert sorted(trial["alpha"] for trial in Tuned.load(out).trials) == pytest.approx([1e-3, 1e-2])
     common = ["--steps", "2", "--tasks", "1", "--tuned", str(out), "--json"]
     run = ["run", "split-digits", "--method", "owm", *common, "--out", str(tmp_path / "run")]
     assert run_command_line(run) == 0
