@@ -7,6 +7,8 @@ import math
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +40,7 @@ from nclbayes.cli_options import (
 )
 from nclbayes.data_cli import data_app, info
 from nclbayes.errors import FileError, NCLError, SettingError
+from nclbayes.experiments.comparison import ComparisonError
 from nclbayes.experiments.comparison import compare as compare_runs
 from nclbayes.experiments.runs import RunConfig
 from nclbayes.experiments.runs import run as run_one
@@ -66,6 +69,7 @@ _DEMO = ("laplace-ncl", "variational-ncl", "none", "joint")
     epilog="Example: `nclbayes run split-digits --method laplace-ncl --scenario domain --seed 1 --out runs/digits`"
 )
 def run(
+    context: typer.Context,
     set: Annotated[str | None, typer.Argument(help=f"The task set: {_SETS}.")] = None,
     method: Annotated[str, typer.Option(help=f"{_METHODS}.")] = "laplace-ncl",
     scenario: Scenario = None,
@@ -81,6 +85,9 @@ def run(
     tuned: TunedFiles = None,
     num_samples: Samples = None,
     keep_each: Annotated[bool, typer.Option("--keep-each", help="Keep the posterior after each task.")] = False,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Learn the tasks in an order that the seed decides.")
+    ] = False,
     device: Device = "auto",
     quick: Quick = False,
     quiet: Quiet = False,
@@ -88,19 +95,21 @@ def run(
 ) -> None:
     """Learn one task set with one method."""
     if config is not None:
+        _refuse_others(context)
         chosen = RunConfig.load(config)
         out = config.parent if out is None else out
     else:
         if set is None:
             raise SettingError(f"Name a task set ({_SETS}), or pass --config.")
         given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units}
-        given["keep_each"] = keep_each
+        given |= {"keep_each": keep_each, "shuffle": shuffle}
         settings = read_settings(option, steps)
         chosen = _config(set, method, scenario, seed, tuned, settings, prior_scale, read_device(device), given)
+        _refuse_unused(tuned, [chosen])
         out = Path("runs") / f"{chosen.set}-{chosen.scenario or 'run'}-{method}-{seed}" if out is None else out
     with interruptible():
         record = run_one(chosen, out, progress=False if quiet else None, say=sayer(quiet or as_json))
-    report = _write(out, f"{chosen.set}: {chosen.method}", {chosen.method: [record]}, chosen)
+    report = _write(out, f"{chosen.set}: {chosen.method}", [(chosen, record)])
     _show({chosen.method: [record]}, report, quiet, as_json)
 
 
@@ -130,10 +139,11 @@ def compare(
     given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units}
     settings, where = read_settings(option, steps), read_device(device)
     configs = [
-        _config(set, method.strip(), scenario, seed, tuned, settings, None, where, given)
-        for method in methods.split(",")
-        for seed in _numbers(seeds)
+        _config(set, method, scenario, seed, tuned, settings, None, where, given)
+        for method in dict.fromkeys(name.strip() for name in methods.split(","))
+        for seed in dict.fromkeys(_numbers(seeds))
     ]
+    _refuse_unused(tuned, configs)
     first = configs[0]
     out = Path("runs") / f"{first.set}-{first.scenario or 'run'}" if out is None else out
     _compare(configs, out, jobs, quiet, as_json)
@@ -158,18 +168,21 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML page of a run, or of all runs in a folder."""
-    runs: dict[str, list[Record]] = {}
-    configs = []
+    runs: list[tuple[RunConfig, Record]] = []
     for path in sorted([folder / "record.json", *folder.glob("**/record.json")]):
         if path.exists() and (path.parent / "config.json").exists():
             config = RunConfig.load(path.parent / "config.json")
-            if config not in configs:
-                configs.append(config)
-                runs.setdefault(config.method, []).append(Record.load(path))
-    if not configs:
+            if all(config != other for other, _ in runs):
+                runs.append((config, Record.load(path)))
+    if not runs:
         raise FileError(f"There is no run in '{folder}': it holds no record.json beside a config.json.")
-    known = {name: runs[name] for name in METHODS if name in runs}
-    _show(known, _write(folder, configs[0].set, known, configs[0]), quiet, as_json)
+    places = dict.fromkeys(" ".join((config.set, config.scenario)).strip() for config, _ in runs)
+    if len(places) > 1:
+        raise FileError(
+            f"The runs in '{folder}' are of {', '.join(places)}: name a folder with runs of one task set and scenario."
+        )
+    runs.sort(key=lambda pair: list(METHODS).index(pair[0].method))
+    _show(_by_label(runs), _write(folder, runs[0][0].set, runs), quiet, as_json)
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -218,22 +231,77 @@ def _config(
     return RunConfig.of(set, method, scenario, seed, prior_scale=prior_scale, settings=merged, device=device, **rest)
 
 
+def _refuse_others(context: typer.Context) -> None:
+    """A configuration says everything: what else is given would be ignored."""
+    allowed = ("config", "out", "quiet", "as_json")
+    sources = {name: context.get_parameter_source(name) for name in context.params if name not in allowed}
+    given = [
+        "the task set" if name == "set" else f"--{name.replace('_', '-')}"
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise SettingError(f"--config says everything about a run: leave out {', '.join(given)}.")
+
+
+def _refuse_unused(tuned: list[Path] | None, configs: Sequence[RunConfig]) -> None:
+    for path in tuned or []:
+        found = Tuned.load(path)
+        if not any(found.fits(config.set, config.method, config.scenario) for config in configs):
+            place = " ".join((found.set, found.scenario)).strip()
+            raise SettingError(
+                f"'{path}' was found for {found.method} on {place}, which is not among what is to be run."
+            )
+
+
 def _compare(configs: list[RunConfig], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
+    failed: ComparisonError | None = None
     with interruptible():
-        records = compare_runs(configs, out, jobs=jobs, progress=False if quiet else None, say=sayer(quiet or as_json))
-    _show(records, _write(out, configs[0].set, records, configs[0]), quiet, as_json)
+        try:
+            records = compare_runs(
+                configs, out, jobs=jobs, progress=False if quiet else None, say=sayer(quiet or as_json)
+            )
+            done = list(zip(configs, (record for found in records.values() for record in found), strict=True))
+        except ComparisonError as error:
+            done, failed = error.done, error
+    if done:
+        _show(_by_label(done), _write(out, configs[0].set, done), quiet, as_json)
+    if failed is not None:
+        raise failed
 
 
-def _write(out: Path, title: str, runs: dict[str, list[Record]], config: RunConfig) -> Path:
+def _by_label(runs: Sequence[tuple[RunConfig, Record]]) -> dict[str, list[Record]]:
+    """The records by method; runs of a method that differ in more than the seed have that in their name."""
+    found: dict[str, list[Record]] = {}
+    for config, record in runs:
+        own = _facts(config)
+        others = [_facts(other) for other, _ in runs if other.method == config.method]
+        differ = [f"{name} = {own.get(name)}" for name in own if any(o.get(name) != own[name] for o in others)]
+        found.setdefault(", ".join((config.method, *differ)), []).append(record)
+    return found
+
+
+def _facts(config: RunConfig) -> dict[str, Any]:
+    """What decides a run besides its method and seed."""
+    about = {k: v for k, v in asdict(config).items() if k not in ("set", "scenario", "method", "seed", "settings")}
+    return {**config.settings, **{k: v for k, v in about.items() if v not in (None, False, "")}}
+
+
+def _write(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) -> Path:
     """The HTML page and the pictures of some runs."""
     from nclbayes.analysis import plots
 
+    config, runs = done[0][0], _by_label(done)
     facts = {
         "task set": config.set,
         "scenario": config.scenario or "there is just one",
-        "tasks": ", ".join(next(iter(runs.values()))[0].tasks),
-        "settings": ", ".join(f"{name} = {value}" for name, value in config.settings.items()),
+        "tasks": ", ".join(done[0][1].tasks),
+        "seeds": ", ".join(str(seed) for seed in sorted({other.seed for other, _ in done})),
+        "nclbayes": version("nclbayes"),
     }
+    for other, record in done:
+        label = next(name for name, records in runs.items() if any(r is record for r in records))
+        facts[label] = ", ".join(f"{name} = {value}" for name, value in _facts(other).items())
     folder = out / "plots"
     try:
         folder.mkdir(exist_ok=True)
@@ -256,7 +324,7 @@ def _write(out: Path, title: str, runs: dict[str, list[Record]], config: RunConf
 def _show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool) -> None:
     if as_json:
         found = {
-            method: [{k: None if math.isnan(v) else v for k, v in record.summary().items()} for record in records]
+            method: [{k: v if math.isfinite(v) else None for k, v in record.summary().items()} for record in records]
             for method, records in runs.items()
         }
         print(json.dumps({"methods": found, "report": str(page)}))

@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
+from nclbayes.errors import DataError
 from nclbayes.tasks import files
 from nclbayes.tasks.cifar_features import pretrain
 
@@ -44,6 +45,9 @@ def check(name: Name) -> None:
     """Compare a data set's files with their known hashes."""
     for file, known in files.check(name).items():
         print(f"{file}: {'right' if known else 'here, but its hash is not known'}")
+    missing = [file for status in files.status() if status.dataset == name for file in status.missing]
+    if missing:
+        raise DataError(f"Of {name} these are not here: {', '.join(missing)}. `nclbayes data fetch {name}` gets them.")
 
 
 @data_app.command("pretrain-cifar", epilog="Example: `nclbayes data pretrain-cifar --epochs 20`")

@@ -40,7 +40,7 @@ class UpdateReport:
         engine: The engine's name.
         losses: The mean negative log likelihood at each step.
         steps: How many steps were taken.
-        seconds: How long the whole update took.
+        seconds: How long the whole update took, also before it was interrupted.
         stopped_early: Whether the loop stopped before its last step.
         log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
@@ -414,7 +414,7 @@ class OnlinePosterior:
             engine=type(engine).__name__,
             losses=outcome.history.losses,
             steps=len(outcome.history.losses),
-            seconds=seconds,
+            seconds=outcome.history.earlier + seconds,
             stopped_early=outcome.history.stopped_early,
             log_evidence=outcome.log_evidence,
             kl_of_sums=outcome.kl_of_sums,

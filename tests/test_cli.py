@@ -17,6 +17,7 @@ pytest.importorskip("matplotlib")
 
 from nclbayes import Record
 from nclbayes.cli import run_command_line
+from nclbayes.experiments.tuning import Tuned
 
 
 def test_the_demo_leaves_a_table_pictures_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,3 +158,60 @@ def test_numbers_out_of_range_are_refused(
 ) -> None:
     assert run_command_line([*arguments, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_a_configuration_or_a_search_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--steps", "2", "--tasks", "1", "--quiet"]
+    assert run_command_line(["run", "split-digits", *short, "--out", str(tmp_path / "run")]) == 0
+    again = ["run", "--config", str(tmp_path / "run" / "config.json")]
+    assert run_command_line([*again, "--method", "none", "--seed", "3"]) == 2
+    assert "leave out --method, --seed" in capsys.readouterr().err
+    assert run_command_line([*again, "--quiet"]) == 0
+    Tuned("split-digits", "owm", "domain", {"alpha": 0.1}, 0.9).save(tmp_path / "tuned.json")
+    tuned = ["--tuned", str(tmp_path / "tuned.json"), "--out", str(tmp_path / "none")]
+    assert run_command_line(["run", "split-digits", "--method", "none", *short, *tuned]) == 2
+    assert run_command_line(["compare", "split-digits", "--methods", "none,joint", *short, *tuned]) == 2
+    assert "was found for owm on split-digits domain" in capsys.readouterr().err
+
+
+def test_a_comparison_reports_what_was_done_and_names_what_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compare", "split-digits", "--methods", "none, vcl-coreset, none", "--seeds", "0,0", "--size", "50"]
+    assert run_command_line([*command, "--steps", "2", "--tasks", "2", "--json", "--out", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert list(json.loads(shown.out)["methods"]) == ["none"]
+    assert len(json.loads(shown.out)["methods"]["none"]) == 1
+    assert "vcl-coreset, seed 0 failed: Task" in shown.err
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_report_does_not_take_other_settings_for_other_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def learn(name: str, *options: str) -> None:
+        command = ["run", "split-digits", "--method", "none", "--steps", "2", "--tasks", "2", "--quiet"]
+        assert run_command_line([*command, "--out", str(tmp_path / name), *options]) == 0
+
+    learn("a")
+    learn("b", "--seed", "1")
+    learn("c", "-o", "lr=0.1")
+    assert run_command_line(["report", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["methods"]
+    assert {name: len(records) for name, records in found.items()} == {"none, lr = 0.05": 2, "none, lr = 0.1": 1}
+    page = (tmp_path / "report.html").read_text()
+    assert "momentum = 0.9" in page
+    learn("d", "--scenario", "task")
+    assert run_command_line(["report", str(tmp_path)]) == 2
+    assert "split-digits domain, split-digits task" in capsys.readouterr().err
+
+
+def test_data_that_are_not_here_fail_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NCLBAYES_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert run_command_line(["data", "check", "mnist"]) == 2
+    assert "train-images-idx3-ubyte.gz" in capsys.readouterr().err

@@ -82,11 +82,13 @@ class History:
         losses: The mean negative log likelihood at each step.
         seconds: How long the loop took.
         stopped_early: Whether it stopped before its last step.
+        earlier: How much of that time lies before the snapshot that it went on from.
     """
 
     losses: list[float]
     seconds: float
     stopped_early: bool
+    earlier: float = 0.0
 
 
 def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> History:
@@ -114,7 +116,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     if checkpoint is not None:
         place = _resume(checkpoint, stepper, batches, generator, noise)
     show = sys.stderr.isatty() if problem.progress is None else problem.progress
-    started = time.perf_counter()
+    earlier, started = place.seconds, time.perf_counter()
     with (
         _flushing_denormals(),
         tqdm(total=total, initial=place.step, desc=task.name, disable=not show, leave=False) as bar,
@@ -132,8 +134,10 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
             for callback in problem.callbacks:
                 callback(Progress(step, total, loss, partial(_copies, stepper)))
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
+                place.seconds = earlier + time.perf_counter() - started
                 _snapshot(checkpoint, place, stepper, batches, generator, noise)
-    return History(place.losses, time.perf_counter() - started, stopped_early=place.step < total)
+    seconds = earlier + time.perf_counter() - started
+    return History(place.losses, seconds, stopped_early=place.step < total, earlier=earlier)
 
 
 def _copies(stepper: Stepper) -> dict[str, torch.Tensor]:
@@ -149,6 +153,7 @@ class _Place:
     best: float = math.inf
     best_step: int = 0
     losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
 
     def advance(self, step: int, loss: float) -> None:
         self.step = step

@@ -68,6 +68,8 @@ class EngineSettings:
             self._require(name, lambda v: v > 0, "positive")
         for name in ("prior_weight", "alpha"):
             self._require(name, lambda v: v >= 0, "at least 0")
+        if self.schedule is not None and not callable(self.schedule):
+            raise SettingError(f"schedule must be a function of the fraction of steps done, not {self.schedule!r}.")
         self._require("momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")
         if self.trust_radius is not None and not self.has_trust_region:
             raise SettingError(f"{type(self).__name__} has no trust region: leave trust_radius at None.")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nclbayes.analysis.record import Record
@@ -15,7 +15,19 @@ from nclbayes.experiments.runs import RunConfig, claim_folder, run
 
 
 class ComparisonError(NCLError):
-    """A run of a comparison failed; the message names it and shows what it said."""
+    """Some runs of a comparison failed; the message names them and shows what they said.
+
+    Args:
+        failures: What each of them said, by the run's name.
+        done: The configurations and records of the other runs.
+    """
+
+    def __init__(self, failures: Mapping[str, str], done: Sequence[tuple[RunConfig, Record]]) -> None:
+        names: dict[str, list[str]] = {}
+        for name, said in failures.items():
+            names.setdefault(said, []).append(name)
+        super().__init__("; ".join(f"{' and '.join(who)} failed: {said}" for said, who in names.items()))
+        self.done = list(done)
 
 
 def run_folder(out: Path, config: RunConfig) -> Path:
@@ -39,7 +51,7 @@ def compare(
     progress: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[Record]]:
-    """Run every configuration; those that are done already are read.
+    """Run every configuration; those that are done already are read. A run that fails does not stop the others.
 
     Args:
         configs: What to run, at most one for each method and seed.
@@ -52,8 +64,7 @@ def compare(
         For each method its records, in the order of the configurations.
 
     Raises:
-        ComparisonError: If a run fails in a process of its own.
-        FileError: If a run's folder holds one of another configuration.
+        ComparisonError: If runs fail, once all others are done.
 
     Example:
         >>> import tempfile
@@ -92,8 +103,7 @@ def run_all(
         Their records, in this order.
 
     Raises:
-        ComparisonError: If a run fails in a process of its own.
-        FileError: If a folder holds a run of another configuration.
+        ComparisonError: If runs fail, once all others are done.
 
     Example:
         >>> import tempfile
@@ -105,25 +115,44 @@ def run_all(
         >>> len(records)
         1
     """
-    if jobs > 1:
-        _run_in_processes(runs, jobs, say)
-    records = []
+    failures = _run_in_processes(runs, jobs, say) if jobs > 1 else {}
+    done: list[tuple[RunConfig, Record]] = []
+    first: NCLError | None = None
     for config, folder in runs:
-        say(f"{config.method}, seed {config.seed}")
-        records.append(run(config, folder, progress=progress, say=say))
-    return records
+        if _name(config) in failures:
+            continue
+        say(_name(config))
+        try:
+            done.append((config, run(config, folder, progress=progress, say=say)))
+        except NCLError as error:
+            failures[_name(config)], first = str(error), first or error
+            say(f"{_name(config)} failed: {error}")
+    if first is not None and not done:
+        raise first
+    if failures:
+        raise ComparisonError(failures, done)
+    return [record for _, record in done]
 
 
-def _run_in_processes(runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Callable[[str], None]) -> None:
-    """Run each configuration by the command line, each process with its share of the cores."""
+def _name(config: RunConfig) -> str:
+    return " ".join((config.set, config.scenario, config.method)).replace("  ", " ") + f", seed {config.seed}"
+
+
+def _run_in_processes(runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Callable[[str], None]) -> dict[str, str]:
+    """Run each configuration by the command line, each process with its share of the cores; returns what failed."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // jobs)))
     waiting = list(runs)
     running: dict[subprocess.Popen[bytes], tuple[RunConfig, Path]] = {}
+    failures: dict[str, str] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 config, folder = waiting.pop(0)
-                claim_folder(folder, config)
+                try:
+                    claim_folder(folder, config)
+                except NCLError as error:
+                    failures[_name(config)] = str(error)
+                    continue
                 arguments = ["run", "--config", str(folder / "config.json"), "--out", str(folder), "--quiet"]
                 command = [sys.executable, "-m", "nclbayes", *arguments]
                 with (folder / "log.txt").open("w") as log:
@@ -131,13 +160,16 @@ def _run_in_processes(runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Ca
             time.sleep(0.1)
             for process in [p for p in running if p.poll() is not None]:
                 config, folder = running.pop(process)
-                if process.returncode != 0:
+                if process.returncode == 0:
+                    accuracy = Record.load(folder / "record.json").average_accuracy
+                    say(f"{_name(config)}: average accuracy {accuracy:.1%}")
+                else:
                     said = (folder / "log.txt").read_text().strip() or f"exit code {process.returncode}"
-                    raise ComparisonError(f"{config.method} with seed {config.seed} failed: {said}")
-                record = Record.load(folder / "record.json")
-                say(f"{config.method}, seed {config.seed}: average accuracy {record.average_accuracy:.1%}")
+                    failures[_name(config)] = said.removeprefix("nclbayes: error: ")
+                    say(f"{_name(config)} failed: {failures[_name(config)]}")
     finally:
         for process in running:
             process.terminate()
         for process in running:
             process.wait()
+    return failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class RunConfig:
         units: Units in each hidden layer; None: the set's.
         device: Where to compute.
         keep_each: Whether the folder keeps the posterior after each task, and not only after the last.
+        shuffle: Whether the tasks come in an order that the seed decides; seed 0 has them as they are.
+        features: Which layers the inputs are features of, where there are some to choose from.
 
     Example:
         >>> from nclbayes.experiments import RunConfig
@@ -62,6 +65,8 @@ class RunConfig:
     units: int | None = None
     device: str = "cpu"
     keep_each: bool = False
+    shuffle: bool = False
+    features: str = ""
 
     @classmethod
     def of(
@@ -107,15 +112,21 @@ class RunConfig:
         if rest.get("size") is None and size is not None:
             rest["size"] = size
         merged = {**setup.engine_settings(method, scenario), **short, **(settings or {})}
+        chosen.checked(merged)
+        if setup.endless and merged["steps"] is None:
+            raise SettingError(f"The data of {setup.name} have no end, and so no epochs: give the number of `steps`.")
         if setup.endless and rest.get("size") is None:
             rest["size"] = merged["steps"] * merged["batch_size"]
         scale = setup.prior_scale(method, scenario) if prior_scale is None else prior_scale
-        if not scale > 0:
-            raise SettingError(f"prior_scale must be positive, not {scale}.")
+        if not 0 < scale < math.inf:
+            raise SettingError(f"prior_scale must be a positive number, not {scale}.")
+        if not 0 <= seed < 2**63:
+            raise SettingError(f"The seed must lie from 0 to 2^63 - 1, not at {seed}.")
         for name in ("size", "tasks", "num_samples", "units"):
             if rest.get(name) is not None and rest[name] < 1:
                 raise SettingError(f"{name} must be at least 1, not {rest[name]}.")
-        chosen.checked(merged)
+        if setup.features is not None:
+            rest["features"] = setup.features()
         return cls(setup.name, method, scenario, seed, scale, merged, **rest)
 
     def save(self, path: Path) -> None:
@@ -182,9 +193,7 @@ def run(
         >>> len(record.tasks)
         2
     """
-    setup = find_setup(config.set)
-    tasks = setup.make_tasks(config.scenario, config.seed, config.size)[: config.tasks]
-    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units).to(config.device)
+    setup, tasks, model = _prepared(config)
     learner, record = _begin(config, model, tasks, out)
     if not record.baseline:
         record.baseline = [score.accuracy for score in _scores(config, setup, _Untrained(model, config.device), tasks)]
@@ -206,8 +215,28 @@ def run(
     return record
 
 
+def _prepared(config: RunConfig) -> tuple[Setup, list[Task], BayesianNetwork]:
+    """The task set, the tasks in the order in which they are learnt, and the model."""
+    setup = find_setup(config.set)
+    here = "" if setup.features is None else setup.features()
+    if config.features not in ("", here):
+        raise FileError(
+            f"The run was begun with the features '{config.features}', and those found now are '{here}': bring the "
+            "file of the former back into the cache, or begin a new run."
+        )
+    tasks = setup.make_tasks(config.scenario, config.seed, config.size, None if config.shuffle else config.tasks)
+    if config.shuffle and config.seed > 0:
+        order = torch.randperm(len(tasks), generator=torch.Generator().manual_seed(config.seed))
+        tasks = [tasks[int(k)] for k in order]
+    tasks = tasks[: config.tasks]
+    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units)
+    return setup, tasks, model.to(config.device)
+
+
 def claim_folder(out: Path, config: RunConfig) -> None:
     """Make a folder that of a run: write its configuration there, unless it is there already.
+
+    A folder in which nothing was learnt yet, as after an error at the start, changes hands.
 
     Args:
         out: The folder.
@@ -218,14 +247,15 @@ def claim_folder(out: Path, config: RunConfig) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not (out / "config.json").exists():
+        learnt = any((out / name).exists() for name in ("record.json", "posterior.ncl", "update.ckpt"))
+        if not (out / "config.json").exists() or not learnt:
             config.save(out / "config.json")
     except OSError as error:
         raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
     if RunConfig.load(out / "config.json") != config:
         raise FileError(
-            f"'{out}' holds a run of another configuration. Choose another folder, or run it as it is with "
-            f"--config {out / 'config.json'}."
+            f"'{out}' holds a run of another configuration. Choose another folder, remove that one, or run it as it is "
+            f"with --config {out / 'config.json'}."
         )
 
 
@@ -253,9 +283,7 @@ def reopen(out: Path) -> tuple[RunConfig, list[Task], OnlinePosterior]:
         True
     """
     config = RunConfig.load(out / "config.json")
-    setup = find_setup(config.set)
-    tasks = setup.make_tasks(config.scenario, config.seed, config.size)[: config.tasks]
-    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units).to(config.device)
+    _, tasks, model = _prepared(config)
     return config, tasks, find_method(config.method).learner.load(out / "posterior.ncl", model).to(config.device)
 
 
@@ -326,8 +354,15 @@ def _begin(
     if (out / "record.json").exists():
         record = Record.load(out / "record.json")
     if not (out / "posterior.ncl").exists():
+        if record.scores:
+            raise FileError(f"'{out}' has a record and no posterior.ncl: remove the folder to start anew.")
         return method.build(model, config.settings, torch.Generator().manual_seed(config.seed)), record
     learner = method.learner.load(out / "posterior.ncl", model).to(config.device)
+    if not 0 <= len(learner.tasks) - len(record.scores) <= 1:
+        raise FileError(
+            f"In '{out}' the posterior has learnt {len(learner.tasks)} tasks and the record has {len(record.scores)}: "
+            "the one is not of the other. Remove the folder to start anew."
+        )
     if isinstance(learner, JointLearner):
         learner.remember(tasks[: len(learner.tasks)])
     return learner, record

@@ -42,6 +42,8 @@ class Setup:
         endless: Whether its training data have no end: N is then the number of examples that training sees.
         metric: What counts as right, if not the most probable class.
         quick: Settings for a short run: of the tasks ("size") and of the methods.
+        any_number: Whether there can be any number of tasks, which `tasks` then takes as ``num_tasks``.
+        features: Says which layers the inputs are features of, where they are.
 
     Example:
         >>> from nclbayes.experiments import find_setup
@@ -66,6 +68,8 @@ class Setup:
     endless: bool = False
     metric: Metric | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)
+    any_number: bool = False
+    features: Callable[[], str] | None = None
 
     def scenario(self, name: str | None) -> str:
         """A scenario that applies.
@@ -101,23 +105,32 @@ class Setup:
             changed |= self.method_settings.get(name, {})
         return {**self.settings, **adam, **changed}
 
-    def make_tasks(self, scenario: str, seed: int, size: int | None) -> list[Task]:
+    def make_tasks(self, scenario: str, seed: int, size: int | None, count: int | None = None) -> list[Task]:
         """The tasks.
 
         Args:
             scenario: The scenario, empty if there is just one.
             seed: Decides them.
             size: At most so many training examples a task; None: all.
+            count: How many tasks, the first of the set; None: all.
 
         Returns:
             The tasks, in order.
+
+        Raises:
+            SettingError: If the set has not so many.
         """
         given: dict[str, Any] = {"seed": seed}
         if scenario:
             given["scenario"] = scenario
         if size is not None:
             given["size"] = size
-        return self.tasks(**given)
+        if self.any_number and count is not None:
+            given["num_tasks"] = count
+        tasks = self.tasks(**given)
+        if count is not None and count > len(tasks):
+            raise SettingError(f"{self.name} has {len(tasks)} tasks, not {count}.")
+        return tasks[:count]
 
     def make_model(
         self, tasks: list[Task], scenario: str, prior_scale: float, seed: int, units: int | None = None

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from nclbayes import tasks as task_sets
-from nclbayes.errors import SettingError
+from nclbayes.errors import DataError, SettingError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
 from nclbayes.experiments.setup import Setup
 from nclbayes.methods.registry import suggestion
 from nclbayes.nn import Categorical, MultiHead, Normal
 from nclbayes.task import Task
-from nclbayes.tasks.cifar_features import pretrained
+from nclbayes.tasks.cifar_features import pretrained, pretrained_path
 from nclbayes.tasks.stimulus_response import performance
 
 
@@ -47,13 +47,21 @@ def find_setup(name: str) -> Setup:
 def _perceptron(tasks: list[Task], scenario: str, units: int) -> nn.Module:
     """Two hidden layers for images: a head for each task, one small output layer, or one over all classes."""
     inputs = tasks[0].train[0][0].numel()
-    classes = 1 + max(int(task.train[1].max()) for task in tasks)
+    # Of few training examples some classes may be in the test data only.
+    classes = 1 + max(int(data[1].max()) for task in tasks for data in (task.train, task.test) if data is not None)
     return perceptron(inputs, (units, units), classes, heads=len(tasks) if scenario == "task" else None)
 
 
 def _cifar_features(scenario: str = "domain", seed: int = 0, size: int | None = None) -> list[Task]:
     """Split CIFAR-100 as features of the pre-trained layers."""
     return task_sets.split_cifar100(scenario, seed, size, features=pretrained())
+
+
+def _which_features() -> str:
+    try:
+        return pretrained_path().stem
+    except DataError:
+        return ""  # whoever asks for the tasks will be told
 
 
 def _stroke_network(tasks: list[Task], scenario: str, units: int) -> nn.Module:
@@ -172,6 +180,7 @@ SETUPS: dict[str, Setup] = {
             settings=_MNIST,
             prior_scales={"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
             quick={"size": 300, "steps": 20},
+            any_number=True,
         ),
         Setup(
             "rotated-mnist",
@@ -183,6 +192,7 @@ SETUPS: dict[str, Setup] = {
             settings=_MNIST,
             prior_scales={"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
             quick={"size": 300, "steps": 20},
+            any_number=True,
         ),
         Setup(
             "split-cifar100",
@@ -203,6 +213,7 @@ SETUPS: dict[str, Setup] = {
             adam={"lr": 0.0001},
             method_settings=_CIFAR_METHODS,
             quick={"size": 200, "steps": 3},
+            features=_which_features,
         ),
         Setup(
             "stroke-mnist",

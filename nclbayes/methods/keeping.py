@@ -33,8 +33,8 @@ class KeepingLearner(OnlinePosterior):
 
     def __init__(self, *args: Any, keep: int = 200, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        if keep < 1:
-            raise SettingError(f"keep must be at least 1, not {keep}.")
+        if not isinstance(keep, int) or keep < 1:
+            raise SettingError(f"keep must be a whole number of at least 1, not {keep!r}.")
         self.keep = keep
 
     @property

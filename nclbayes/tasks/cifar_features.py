@@ -275,14 +275,30 @@ def pretrained() -> FeatureExtractor:
     Raises:
         DataError: If there is none.
     """
+    return FeatureExtractor.load(pretrained_path())
+
+
+def pretrained_path() -> Path:
+    """Where the weights are that :func:`pretrained` reads: those of the most images, of these of the most epochs.
+
+    Returns:
+        A file in the cache folder; of equal ones, that of the least seed.
+
+    Raises:
+        DataError: If there is none.
+    """
     found = cache_folder().glob("cifar10-features-epochs-*-seed-*.safetensors")
-    ranked = sorted(found, key=lambda path: (_size(path), int(path.name.split("-")[3])))
+    ranked = sorted(found, key=lambda path: (_size(path), int(path.name.split("-")[3]), -_seed(path)))
     if not ranked:
         raise DataError(
             "The layers that turn CIFAR images into features have not been trained yet: run `nclbayes data "
             "pretrain-cifar` (or call nclbayes.tasks.cifar_features.pretrain) once."
         )
-    return FeatureExtractor.load(ranked[-1])
+    return ranked[-1]
+
+
+def _seed(path: Path) -> int:
+    return int(path.stem.split("-")[5])
 
 
 def _size(path: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from nclbayes import Record, evaluate
-from nclbayes.errors import FileError, SettingError
+from nclbayes.errors import FileError, NonFiniteError, SettingError
 from nclbayes.experiments import SETUPS, RunConfig, compare, find_setup, run
+from nclbayes.experiments.comparison import ComparisonError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
 from nclbayes.experiments.runs import reopen, reopen_each
 
@@ -136,8 +138,68 @@ def test_a_comparison_in_processes_is_that_in_one(tmp_path: Path) -> None:
     for name, records in alone.items():
         for first, second in zip(records, together[name], strict=True):
             assert first.average_accuracy == pytest.approx(second.average_accuracy, abs=0.05)
-    with pytest.raises(FileError, match="another configuration"):
+    with pytest.raises(ComparisonError, match="another configuration"):
         compare([replace(configs[0], prior_scale=3.0)], tmp_path / "together", jobs=2)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_fails_does_not_keep_others_from_running(jobs: int, tmp_path: Path) -> None:
+    diverging = config("none", seed=1)
+    diverging = replace(diverging, settings={**diverging.settings, "lr": 1e30})
+    with pytest.raises(ComparisonError, match=r"split-digits domain none, seed 1 failed: .*lower `lr`") as error:
+        compare([diverging, config("none")], tmp_path, jobs=jobs, progress=False)
+    ((done, record),) = error.value.done
+    assert done == config("none")
+    assert record.is_complete
+
+
+def test_the_order_of_the_tasks_may_be_the_seeds(tmp_path: Path) -> None:
+    def names(seed: int, shuffle: bool) -> list[str]:
+        settings = {"steps": 1, "batch_size": 8}
+        asked = RunConfig.of("split-digits", "none", seed=seed, settings=settings, size=10, shuffle=shuffle)
+        return run(asked, progress=False).tasks
+
+    assert names(0, shuffle=True) == names(0, shuffle=False)
+    assert names(1, shuffle=True) != names(1, shuffle=False)
+    assert sorted(names(1, shuffle=True)) == sorted(names(1, shuffle=False))
+
+
+def test_a_folder_in_which_nothing_was_learnt_changes_hands(tmp_path: Path) -> None:
+    diverging = replace(config("none"), settings={**config("none").settings, "lr": 1e30})
+    with pytest.raises(NonFiniteError):
+        run(diverging, tmp_path, progress=False)
+    assert run(config("none"), tmp_path, progress=False).is_complete
+
+
+def test_a_folder_whose_files_are_not_of_one_run_is_refused(tmp_path: Path) -> None:
+    run(config("none"), tmp_path, progress=False)
+    (tmp_path / "record.json").rename(tmp_path / "kept.json")
+    with pytest.raises(FileError, match="has learnt 3 tasks and the record has 0"):
+        run(config("none"), tmp_path, progress=False)
+    (tmp_path / "kept.json").rename(tmp_path / "record.json")
+    (tmp_path / "posterior.ncl").unlink()
+    with pytest.raises(FileError, match=r"a record and no posterior\.ncl"):
+        run(config("none"), tmp_path, progress=False)
+
+
+def test_runs_that_cannot_be_are_refused() -> None:
+    for wrong, said in (
+        ({"seed": -1}, "seed must lie"),
+        ({"seed": 2**70}, "seed must lie"),
+        ({"prior_scale": math.inf}, "prior_scale must be a positive number"),
+        ({"settings": {"schedule": 1}}, "schedule must be a function"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            RunConfig.of("split-digits", "none", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="no end, and so no epochs"):
+        RunConfig.of("stimulus-response", "none", settings={"steps": None, "epochs": 1})
+    with pytest.raises(SettingError, match="split-digits has 5 tasks, not 12"):
+        run(RunConfig.of("split-digits", "none", tasks=12), progress=False)
+
+
+def test_few_examples_do_not_make_fewer_classes() -> None:
+    asked = RunConfig.of("split-digits", "none", "class", seed=3, size=2, settings={"steps": 2})
+    assert run(asked, progress=False).is_complete
 
 
 def test_the_networks_have_the_shapes_of_their_tasks() -> None:

@@ -206,7 +206,7 @@ def _statements(rows: Sequence[Row], shown: Sequence[int]) -> list[Statement]:
         before, learnt = (_mean(rows, "separation", "laplace-ncl", number=[number], since=[at]) for at in (-1, 0))
         found.append(
             Statement(
-                f"NCL, {names[number]}: the trajectories of the two digits part once the task is learnt",
+                f"NCL, task {number}, {names[number]}: the trajectories of the two digits part once the task is learnt",
                 learnt >= PARTED * before,
                 f"separation at the end of a trial, in the two factors: {before:.2f} before, {learnt:.2f} after",
             )

@@ -66,7 +66,7 @@ def draw(results: Results) -> dict[str, Figure]:
     """
     names = {row["number"]: row["task"] for row in results.tables["r2"]}
     pictures = {
-        f"trajectories-{'-'.join(digits(names[number]))}": _trajectory_picture(number, results)
+        f"trajectories-{number}-{'-'.join(digits(names[number]))}": _trajectory_picture(number, results)
         for number in results.facts["shown"]
     }
     return {**pictures, "stability": _stability_picture(results.tables["r2"])}

@@ -83,7 +83,6 @@ def _row(name: str, scenario: str, label: str, records: Sequence[Record]) -> Row
     """One method in one scenario, over the seeds."""
     found = [100 * record.average_accuracy for record in records]
     mean, error, _ = mean_and_error(found)
-    error = 0.0 if math.isnan(error) else error
     published = PUBLISHED.get(name, {}).get(label)
     expected, expected_error = published[SCENARIOS.index(scenario)] if published else (math.nan, math.nan)
     return {
@@ -91,7 +90,7 @@ def _row(name: str, scenario: str, label: str, records: Sequence[Record]) -> Row
         "scenario": scenario,
         "method": label,
         "accuracy": mean,
-        "standard error": error,
+        "standard error": None if math.isnan(error) else error,
         "seeds": len(found),
         "published": None if math.isnan(expected) else expected,
         "published error": None if math.isnan(expected) else expected_error,
@@ -108,7 +107,8 @@ def _statements(rows: Sequence[Row]) -> list[Statement]:
             holds = row["accuracy"] >= row["published"] - max(3.0, 3 * errors)
             close = abs(row["accuracy"] - row["published"]) <= max(3.0, 3 * errors)
             word = "as published" if close else "better" if holds else "lower"
-            detail = f"{row['accuracy']:.2f} +- {row['standard error']:.2f}, published {row['published']:.2f}: {word}"
+            own = "" if row["standard error"] is None else f" +- {row['standard error']:.2f}"
+            detail = f"{row['accuracy']:.2f}{own}, published {row['published']:.2f}: {word}"
             found.append(Statement(f"{row['set']}, {row['scenario']}, {row['method']}", holds, detail))
     return found
 
@@ -132,7 +132,7 @@ def _draw(results: Results) -> Mapping[str, Figure]:
 
 def _panel(axes: Any, shown: Mapping[str, Row], methods: Sequence[str]) -> None:
     values = [shown[method]["accuracy"] for method in methods]
-    errors = [shown[method]["standard error"] for method in methods]
+    errors = [shown[method]["standard error"] or 0.0 for method in methods]
     colours = [PALETTE[0] if "ncl" in m else "0.75" if m in ("none", "joint") else PALETTE[4] for m in methods]
     axes.barh(range(len(methods)), values, xerr=errors, color=colours, height=0.7)
     for y, method in enumerate(methods):

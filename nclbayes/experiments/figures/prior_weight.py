@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.analysis.drawing import MARKERS, PALETTE
+from nclbayes.errors import SettingError
 from nclbayes.experiments.comparison import run_all, run_folder
 from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
@@ -51,6 +52,8 @@ def diagonal_scale_free_kl(first: Tensor, second: Tensor) -> float:
 
 
 def _compute(settings: Settings, place: Workplace) -> Results:
+    if len(set(settings["weights"])) < 2:
+        raise SettingError(f"The figure compares values of lambda: give two or more, not {settings['weights']}.")
     runs = [
         _run(method, setting, weight, seed, settings, place)
         for method, setting in METHODS.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -148,6 +149,7 @@ def make(recipe: Recipe, scale: str, place: Workplace, changes: Settings | None 
     for name, value in (changes or {}).items():
         if name not in settings:
             raise SettingError(f"The figure {recipe.name} has no setting '{name}': it has {', '.join(settings)}.")
+        _check(name, value, settings[name])
         settings[name] = value
     try:
         place.out.mkdir(parents=True, exist_ok=True)
@@ -163,10 +165,27 @@ def make(recipe: Recipe, scale: str, place: Workplace, changes: Settings | None 
     return results
 
 
+def _check(name: str, value: Any, usual: Any) -> None:
+    """Refuse a value of another kind than the scale has; numbers of things start at 1, and lists are not empty."""
+    if usual is None or (value is None and name in ("steps", "size", "tasks")):
+        return
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(usual, int) and not isinstance(usual, bool):
+        right, kind = is_number and value == int(value) and value >= 1, "a whole number of at least 1"
+    elif isinstance(usual, float):
+        right, kind = is_number and value > 0, "a positive number"
+    else:
+        right, kind = isinstance(value, type(usual)) and bool(value or not usual), f"something like {usual!r}"
+    if not right:
+        raise SettingError(f"{name} must be {kind}, not {value!r}.")
+
+
 def _claim(path: Path, identity: Mapping[str, Any]) -> None:
     """Keep runs of other settings apart: a folder belongs to one figure with one set of settings."""
     text = json.dumps(identity, indent=1) + "\n"
-    if path.exists() and path.read_text() != text:
+    # A folder in which nothing was made yet, as after an error at the start, changes hands.
+    made = any(other != path for other in path.parent.iterdir())
+    if path.exists() and path.read_text() != text and made:
         raise FileError(f"'{path.parent}' holds a figure of other settings: choose another folder, or remove that one.")
     path.write_text(text)
 

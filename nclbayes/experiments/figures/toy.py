@@ -155,7 +155,8 @@ RECIPE = Recipe(
 def _kept(name: str, method: str, problem: ToyProblem, path: Tensor) -> list[Row]:
     """The rows of a path at steps that are spread evenly over the logarithm."""
     last = len(path) - 1
-    chosen = [0, *np.unique(np.geomspace(1, last, int(_KEPT * np.log10(last)) + 1).round().astype(int)).tolist()]
+    spread = np.geomspace(1, last, int(_KEPT * np.log10(last)) + 1) if last > 0 else np.zeros(1)
+    chosen = np.unique([0, *spread.round().astype(int)]).tolist()
     points = path[chosen]
     l_1, l_2 = problem.losses(points)
     return [

@@ -55,3 +55,20 @@ def test_every_recipe_has_every_scale_with_the_same_settings(name: str) -> None:
     assert tuple(scales) == SCALES
     assert len({frozenset(settings) for settings in scales.values()}) == 1
     json.dumps(scales)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("seeds", 0, "seeds must be a whole number of at least 1, not 0"),
+        ("seeds", 2.5, "seeds must be a whole number"),
+        ("sets", "split-digits", "sets must be something like"),
+        ("sets", [], "sets must be something like"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_before_anything_is_made(
+    name: str, value: object, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError, match=said):
+        make(find_figure("feedforward"), "quick", Workplace(tmp_path / "new"), {name: value})
+    assert not (tmp_path / "new").exists()
