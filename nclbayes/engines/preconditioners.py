@@ -145,8 +145,9 @@ def preconditioner(state: State, tau: float, damping: float) -> Preconditioner:
         return Elementwise((tau * inverse).to(dtype), (inverse * state.precision).to(dtype))
     p = state.precision
     left, right, pull = p.output_inverse, p.input_inverse, None
-    # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition.
-    if damping > 0 and float((_diagonal(left).sum(-1) * _diagonal(right).sum(-1)).max()) * damping >= 1e-9:
+    # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition,
+    # and the two products of every step that its pull takes.
+    if damping > 0 and float((_norm(left) * _norm(right)).max()) * damping >= 1e-9:
         identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output)]
         total = kronecker_sum(p.input, p.output, damping * identities[0], identities[1])
         left, right = total.output_inverse, total.input_inverse
@@ -155,6 +156,11 @@ def preconditioner(state: State, tau: float, damping: float) -> Preconditioner:
         # As before the first task: what the two products do is one product elementwise.
         return Elementwise((tau * _diagonal(left).unsqueeze(-1) * _diagonal(right).unsqueeze(-2)).to(dtype), None)
     return TwoSided(_clean(left).to(dtype), _clean(tau * right).to(dtype), pull)
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    """A bound of a symmetric matrix's largest eigenvalue, the largest sum of a row, for each of a stack."""
+    return matrix.abs().sum(-1).amax(-1)
 
 
 def _diagonal(matrix: Tensor) -> Tensor:

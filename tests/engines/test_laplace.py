@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nclbayes as ncl
+from nclbayes.engines.preconditioners import Elementwise, TwoSided, preconditioner
 from nclbayes.errors import DataError, NonFiniteError, SettingError
 from tests.zoo import inputs, labels
 
@@ -173,6 +174,15 @@ def test_a_trust_radius_bounds_every_step() -> None:
         lengths.append(sum(state.quadratic(state.block.pack(shift)) for state in before.values()) / 2)
     assert max(lengths) <= 0.3**2 * 1.001
     assert max(lengths) > 0.3**2 * 0.9
+
+
+def test_damping_that_changes_nothing_costs_nothing() -> None:
+    """The default alpha under a wide prior on a wide layer: no pull of its own, and no product of matrices for it."""
+    model = ncl.BayesianNetwork(nn.Linear(300, 200), ncl.Categorical(), prior=dist.Normal(0.0, 100.0))
+    task = ncl.Task((torch.zeros(4, 300), torch.zeros(4, dtype=torch.int64)), name="t")
+    (prior,) = ncl.OnlinePosterior(model, ncl.LaplaceNCL(), example=task).blocks.values()
+    assert isinstance(preconditioner(prior, 1.0, 12_000 * 1e-20), Elementwise)
+    assert isinstance(preconditioner(prior, 1.0, 1e-10), TwoSided)
 
 
 def test_damping_enters_by_a_kl_sum() -> None:
