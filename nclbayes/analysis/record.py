@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -153,16 +154,21 @@ class Record:
 
         Args:
             path: The JSON file; the table has the same name with the suffix ``.csv``.
+
+        Raises:
+            FileError: If they cannot be written.
         """
         target = Path(path)
-        _replace(target, json.dumps({"format": _FORMAT, **asdict(self)}, indent=1))
         lines = [["after", *self.tasks]]
         for name, row in zip(self.tasks, self.matrix(), strict=False):
             lines.append([name, *("" if math.isnan(value) else f"{value:.6g}" for value in row)])
-        temporary = target.with_suffix(".csv.part")
-        with temporary.open("w", newline="") as file:
-            csv.writer(file).writerows(lines)
-        temporary.replace(target.with_suffix(".csv"))
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows(lines)
+        try:
+            _replace(target, json.dumps({"format": _FORMAT, **asdict(self)}, indent=1))
+            _replace(target.with_suffix(".csv"), table.getvalue())
+        except OSError as error:
+            raise FileError(f"Could not write '{target}': {error.strerror}.") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Record:
@@ -186,6 +192,8 @@ class Record:
             return cls(**content)
         except FileNotFoundError:
             raise FileError(f"There is no record '{path}'.") from None
+        except OSError as error:
+            raise FileError(f"Could not read '{path}': {error.strerror}.") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(f"'{path}' is not a record of nclbayes: {error}") from error
 

@@ -75,7 +75,7 @@ def _predictions(
 
 
 def _statements(rows: Sequence[Row]) -> list[Statement]:
-    """Where both engines ran: sampled predictions of the variational one are as good as those of Laplace."""
+    """Where both engines ran: the variational one is as good as Laplace, each with the better of its predictions."""
     found = []
     for place in dict.fromkeys((row["set"], row["scenario"]) for row in rows):
         here = [row for row in rows if (row["set"], row["scenario"]) == place]
