@@ -152,7 +152,7 @@ def test_tasks_that_cannot_be_split_are_refused() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*task.train), batch_size=5)
     with pytest.raises(DataError, match="comes from a loader"):
         split_examples(ncl.Task(loader, name="loader"), 5, generator)
-    with pytest.raises(SettingError, match="keep must be at least 1"):
+    with pytest.raises(SettingError, match="keep must be a whole number of at least 1"):
         ReplayLearner(classifier(), PlainTraining(), keep=0)
 
 
