@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from nclbayes.analysis.record import Record
-from nclbayes.analysis.report import text_table, write_report
 from nclbayes.cli_options import (
     AsJson,
     Device,
@@ -47,6 +40,7 @@ from nclbayes.experiments.runs import run as run_one
 from nclbayes.experiments.setups import SETUPS, find_setup
 from nclbayes.experiments.tuning import Tuned
 from nclbayes.methods import METHODS
+from nclbayes.report_cli import by_label, show, write_page
 from nclbayes.study_cli import study_app
 
 app = typer.Typer(
@@ -109,8 +103,8 @@ def run(
         out = Path("runs") / f"{chosen.set}-{chosen.scenario or 'run'}-{method}-{seed}" if out is None else out
     with interruptible():
         record = run_one(chosen, out, progress=False if quiet else None, say=sayer(quiet or as_json))
-    report = _write(out, f"{chosen.set}: {chosen.method}", [(chosen, record)])
-    _show({chosen.method: [record]}, report, quiet, as_json)
+    report = write_page(out, f"{chosen.set}: {chosen.method}", [(chosen, record)])
+    show({chosen.method: [record]}, report, quiet, as_json)
 
 
 @app.command(
@@ -182,7 +176,7 @@ def report(
             f"The runs in '{folder}' are of {', '.join(places)}: name a folder with runs of one task set and scenario."
         )
     runs.sort(key=lambda pair: list(METHODS).index(pair[0].method))
-    _show(_by_label(runs), _write(folder, runs[0][0].set, runs), quiet, as_json)
+    show(by_label(runs), write_page(folder, runs[0][0].set, runs), quiet, as_json)
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -265,78 +259,9 @@ def _compare(configs: list[RunConfig], out: Path, jobs: int, quiet: bool, as_jso
         except ComparisonError as error:
             done, failed = error.done, error
     if done:
-        _show(_by_label(done), _write(out, configs[0].set, done), quiet, as_json)
+        show(by_label(done), write_page(out, configs[0].set, done), quiet, as_json)
     if failed is not None:
         raise failed
-
-
-def _by_label(runs: Sequence[tuple[RunConfig, Record]]) -> dict[str, list[Record]]:
-    """The records by method; runs of a method that differ in more than the seed have that in their name."""
-    found: dict[str, list[Record]] = {}
-    for config, record in runs:
-        own = _facts(config)
-        others = [_facts(other) for other, _ in runs if other.method == config.method]
-        differ = [f"{name} = {own.get(name)}" for name in own if any(o.get(name) != own[name] for o in others)]
-        found.setdefault(", ".join((config.method, *differ)), []).append(record)
-    return found
-
-
-def _facts(config: RunConfig) -> dict[str, Any]:
-    """What decides a run besides its method and seed."""
-    about = {k: v for k, v in asdict(config).items() if k not in ("set", "scenario", "method", "seed", "settings")}
-    return {**config.settings, **{k: v for k, v in about.items() if v not in (None, False, "")}}
-
-
-def _write(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) -> Path:
-    """The HTML page and the pictures of some runs."""
-    from nclbayes.analysis import plots
-
-    config, runs = done[0][0], _by_label(done)
-    facts = {
-        "task set": config.set,
-        "scenario": config.scenario or "there is just one",
-        "tasks": ", ".join(done[0][1].tasks),
-        "seeds": ", ".join(str(seed) for seed in sorted({other.seed for other, _ in done})),
-        "nclbayes": version("nclbayes"),
-    }
-    for other, record in done:
-        label = next(name for name, records in runs.items() if any(r is record for r in records))
-        facts[label] = ", ".join(f"{name} = {value}" for name, value in _facts(other).items())
-    folder = out / "plots"
-    try:
-        folder.mkdir(exist_ok=True)
-        first = next(iter(runs.values()))[0]
-        if len(runs) > 1:
-            plots.save(plots.compare_methods(runs), folder / "methods.png")
-            plots.save(plots.accuracy_by_method(runs), folder / "accuracy.png")
-        else:
-            plots.save(plots.accuracy_over_tasks(first), folder / "accuracy.png")
-            plots.save(plots.accuracy_matrix(first), folder / "matrix.png")
-            if any(first.losses):
-                plots.save(plots.loss_curves(first), folder / "loss.png")
-        return write_report(out / "report.html", title, runs, facts)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
-
-
-def _show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool) -> None:
-    if as_json:
-        found = {
-            method: [{k: v if math.isfinite(v) else None for k, v in record.summary().items()} for record in records]
-            for method, records in runs.items()
-        }
-        print(json.dumps({"methods": found, "report": str(page)}))
-    elif not quiet:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("method", no_wrap=True)
-        for heading in ("accuracy %", "forgetting %", "loss", "calibration error %", "minutes"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for name, _, accuracy, forgetting, _, loss, calibration, minutes in text_table(runs)[1:]:
-            table.add_row(name, accuracy, forgetting, loss, calibration, minutes)
-        Console(width=max(100, Console().width)).print(table)
-        print(f"Report and pictures: {page.parent.resolve()}")
 
 
 def _numbers(text: str) -> list[int]:

@@ -16,8 +16,9 @@ from nclbayes.engines.gradients import rows_of_blocks
 from nclbayes.errors import ModelError, SettingError, UnsupportedUseError
 from nclbayes.fisher import FisherAccumulator, KroneckerFisher
 from nclbayes.randomness import drawing_from, restored
+from nclbayes.sources import pick
 from nclbayes.state import DiagonalState, State, Structure, prior_state, state_tensors
-from nclbayes.task import Task, own_generators, pick, to_device
+from nclbayes.task import Task, own_generators, to_device
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model
 

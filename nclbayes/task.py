@@ -7,15 +7,23 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader
 
 from nclbayes.errors import DataError, SettingError
-from nclbayes.randomness import drawing_from
+from nclbayes.sources import (
+    Source,
+    at_most,
+    checked,
+    count_of,
+    fetched,
+    gives_all,
+    is_finite,
+    length_of,
+    loaded,
+    pick,
+)
 
 Model = Callable[..., Any]
-Sampler = Callable[[int, torch.Generator], Any]
-Source = Any
-"""Tensors ``(x, y)``, a Dataset, a DataLoader, or a sampler ``sampler(batch_size, generator) -> batch``."""
 
 
 class Task:
@@ -54,12 +62,12 @@ class Task:
         size: int | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> None:
-        self.train = _checked(train, name)
-        self.test = None if test is None else _checked(test, name)
+        self.train = checked(train, name)
+        self.test = None if test is None else checked(test, name)
         self.name = name
         self.context = dict(context or {})
         if size is None:
-            size = _length(self.train)
+            size = length_of(self.train)
             if size is None:
                 raise SettingError(
                     f"The data of task '{name}' have no length: give its `size`, the number of examples N."
@@ -74,7 +82,7 @@ class Task:
     @property
     def is_endless(self) -> bool:
         """Whether its training data are made by a sampler."""
-        return not _is_finite(self.train)
+        return not is_finite(self.train)
 
     def batch_size(self, asked: int) -> int:
         """How many examples a training batch has.
@@ -99,7 +107,7 @@ class Task:
         Returns:
             Their number, not rounded; of endless data, as many as hold N examples.
         """
-        own = _count(self.train) if isinstance(self.train, DataLoader) else None
+        own = count_of(self.train) if isinstance(self.train, DataLoader) else None
         return own or self.num_examples() / self.batch_size(batch_size)
 
     def num_examples(self, size: int | None = None) -> int:
@@ -111,7 +119,7 @@ class Task:
         Returns:
             Their number; N where the data cannot tell.
         """
-        count = (_length(self.train) if _is_finite(self.train) else size) or self.size
+        count = (length_of(self.train) if is_finite(self.train) else size) or self.size
         return count if size is None else min(size, count)
 
     def example_weight(self, batch: tuple[Any, ...], size: int | None = None) -> float:
@@ -178,21 +186,21 @@ class Task:
         if source is None:
             raise DataError(f"Task '{self.name}' has no test data.")
         generator = torch.Generator().manual_seed(0) if generator is None else generator
-        count = _length(source)
+        count = length_of(source)
         some = size is not None and count is not None and size < count
-        if not _is_finite(source):
+        if not is_finite(source):
             remaining = self.size if size is None else size
             while remaining > 0:
                 yield tuple(source(min(batch_size, remaining), generator))
                 remaining -= batch_size
-        elif isinstance(source, DataLoader) and not (some and _gives_all(source)):
-            yield from _at_most(size, _fetched(_loaded(source), source, generator))
+        elif isinstance(source, DataLoader) and not (some and gives_all(source)):
+            yield from at_most(size, fetched(loaded(source), source, generator))
         else:
             assert count is not None
             order = torch.arange(count, device="cpu")
             if some:
                 order = torch.randperm(count, generator=generator, device=generator.device)[:size]
-            yield from _fetched((pick(source, index) for index in order.split(batch_size)), source, generator)
+            yield from fetched((pick(source, index) for index in order.split(batch_size)), source, generator)
 
 
 class Batches:
@@ -243,7 +251,7 @@ class Batches:
         if "loader" in place:
             self._source.generator.set_state(place["loader"])
         self._start_epoch()
-        if _is_finite(self._source):
+        if is_finite(self._source):
             for _ in range(int(place["position"])):
                 next(self)
         self._position = int(place["position"])
@@ -254,54 +262,16 @@ class Batches:
         if isinstance(source, DataLoader):
             if source.generator is not None:
                 self._started_from["loader"] = source.generator.get_state()
-            self._epoch = _fetched(_loaded(source), source, generator)
-        elif not _is_finite(source):
+            self._epoch = fetched(loaded(source), source, generator)
+        elif not is_finite(source):
             self._epoch = (tuple(source(self._batch_size, generator)) for _ in iter(int, 1))
         else:
-            count = _length(source)
+            count = length_of(source)
             assert count is not None
             usable = count - count % self._batch_size if count > self._batch_size else count
             order = torch.randperm(count, generator=generator, device=generator.device)[:usable]
             parts = (pick(source, index) for index in order.split(self._batch_size))
-            self._epoch = _fetched(parts, source, generator)
-
-
-def _at_most(size: int | None, batches: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Batches until they hold so many examples; the last may be cut."""
-    remaining = size
-    for batch in batches:
-        if remaining is None:
-            yield batch
-            continue
-        yield tuple(item[:remaining] for item in batch) if remaining < len(batch[-1]) else batch
-        remaining -= len(batch[-1])
-        if remaining <= 0:
-            return
-
-
-def _loaded(loader: DataLoader[Any]) -> Iterator[tuple[Any, ...]]:
-    # Not a generator expression: that would call iter(loader), which draws, at once.
-    for batch in loader:
-        yield tuple(batch)
-
-
-def _fetched(
-    batches: Iterator[tuple[Any, ...]], source: Source, generator: torch.Generator
-) -> Iterator[tuple[Any, ...]]:
-    """The same batches. A loader shuffles, and a data set may augment, by torch's global generator: not here."""
-    if isinstance(source, tuple):
-        return batches
-    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    return _from_own_stream(batches, torch.Generator().manual_seed(seed))
-
-
-def _from_own_stream(batches: Iterator[tuple[Any, ...]], stream: torch.Generator) -> Iterator[tuple[Any, ...]]:
-    while True:
-        with drawing_from(stream, torch.device("cpu")):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
+            self._epoch = fetched(parts, source, generator)
 
 
 def own_generators(task: Task) -> list[torch.Generator]:
@@ -330,76 +300,3 @@ def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
     # A copy to the CPU is read at once, and must have arrived by then.
     to_gpu = device.type == "cuda"
     return tuple(item.to(device, non_blocking=to_gpu) if isinstance(item, Tensor) else item for item in batch)
-
-
-def _checked(source: Source, name: str) -> Source:
-    if isinstance(source, (tuple, list)) and source and all(isinstance(item, Tensor) for item in source):
-        lengths = [len(item) if item.ndim else 0 for item in source]
-        if len(set(lengths)) > 1:
-            raise DataError(f"The tensors of task '{name}' have different lengths: {lengths}.")
-        if lengths[0] == 0:
-            raise DataError(f"Task '{name}' is empty: its tensors have 0 examples.")
-        return tuple(source)
-    if isinstance(source, (DataLoader, Dataset)):
-        if _count(source) == 0:
-            raise DataError(f"Task '{name}' is empty: its data set has 0 examples.")
-        return source
-    if callable(source):
-        return source
-    kind = type(source).__name__
-    if isinstance(source, (tuple, list)):
-        kind = f"{kind} of {', '.join(type(item).__name__ for item in source) or 'nothing'}"
-    raise SettingError(
-        f"The data of task '{name}' are a {kind}; they must be tensors (x, y), a Dataset, a DataLoader or a callable "
-        "sampler(batch_size, generator). Arrays become tensors by torch.as_tensor."
-    )
-
-
-def _is_finite(source: Source) -> bool:
-    return isinstance(source, (tuple, DataLoader, Dataset))
-
-
-def _count(items: Any) -> int | None:
-    """The length of something, if it has one: a loader of a stream has the method and raises."""
-    try:
-        return len(items)
-    except TypeError:
-        return None
-
-
-def _length(source: Source) -> int | None:
-    """How many examples a pass has, if that can be known; of a loader, as many as its sampler gives."""
-    if isinstance(source, tuple):
-        return len(source[0])
-    if not isinstance(source, DataLoader):
-        return _count(source) if isinstance(source, Dataset) else None
-    if isinstance(source.dataset, IterableDataset):
-        return _count(source.dataset)
-    if source.batch_sampler is None:
-        return _count(source.sampler)
-    # Batches made by a sampler of one's own may be of anything.
-    return _count(getattr(source.batch_sampler, "sampler", None))
-
-
-def _gives_all(loader: DataLoader[Any]) -> bool:
-    """Whether a loader gives each example of its data set once, so that some can be picked from that."""
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    plain = isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement)
-    return plain and _count(sampler) == _count(loader.dataset)
-
-
-def pick(source: Source, index: Tensor) -> tuple[Any, ...]:
-    """Some examples of a source.
-
-    Args:
-        source: Tensors, a map-style data set, or a loader of one.
-        index: Which, [examples].
-
-    Returns:
-        A batch.
-    """
-    if isinstance(source, tuple):
-        return tuple(item[index.to(item.device)] for item in source)
-    if isinstance(source, DataLoader):
-        return tuple(source.collate_fn([source.dataset[int(i)] for i in index]))
-    return tuple(default_collate([source[int(i)] for i in index]))

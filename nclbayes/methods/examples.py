@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Subset
 
 from nclbayes.errors import DataError
 from nclbayes.randomness import drawing_from, restored
-from nclbayes.task import Task, own_generators, pick
+from nclbayes.sources import pick
+from nclbayes.task import Task, own_generators
 
 
 def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:

@@ -1,0 +1,115 @@
+"""What the commands leave and print: a page, pictures, a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from nclbayes.analysis.record import Record
+from nclbayes.analysis.report import text_table, write_report
+from nclbayes.errors import FileError
+from nclbayes.experiments.runs import RunConfig
+
+
+def by_label(runs: Sequence[tuple[RunConfig, Record]]) -> dict[str, list[Record]]:
+    """The records by method; runs of a method that differ in more than the seed have that in their name.
+
+    Args:
+        runs: Configurations with their records.
+
+    Returns:
+        The records of each method, in order.
+    """
+    found: dict[str, list[Record]] = {}
+    for config, record in runs:
+        own = _facts(config)
+        others = [_facts(other) for other, _ in runs if other.method == config.method]
+        differ = [f"{name} = {own.get(name)}" for name in own if any(o.get(name) != own[name] for o in others)]
+        found.setdefault(", ".join((config.method, *differ)), []).append(record)
+    return found
+
+
+def _facts(config: RunConfig) -> dict[str, Any]:
+    """What decides a run besides its method and seed."""
+    about = {k: v for k, v in asdict(config).items() if k not in ("set", "scenario", "method", "seed", "settings")}
+    return {**config.settings, **{k: v for k, v in about.items() if v not in (None, False, "")}}
+
+
+def write_page(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) -> Path:
+    """Write the HTML page and the pictures of some runs.
+
+    Args:
+        out: The folder.
+        title: What the page is called.
+        done: Configurations with their records, of one task set and scenario.
+
+    Returns:
+        The page.
+
+    Raises:
+        FileError: If the folder cannot be written.
+    """
+    from nclbayes.analysis import plots
+
+    config, runs = done[0][0], by_label(done)
+    facts = {
+        "task set": config.set,
+        "scenario": config.scenario or "there is just one",
+        "tasks": ", ".join(done[0][1].tasks),
+        "seeds": ", ".join(str(seed) for seed in sorted({other.seed for other, _ in done})),
+        "nclbayes": version("nclbayes"),
+    }
+    for other, record in done:
+        label = next(name for name, records in runs.items() if any(r is record for r in records))
+        facts[label] = ", ".join(f"{name} = {value}" for name, value in _facts(other).items())
+    folder = out / "plots"
+    try:
+        folder.mkdir(exist_ok=True)
+        first = next(iter(runs.values()))[0]
+        if len(runs) > 1:
+            plots.save(plots.compare_methods(runs), folder / "methods.png")
+            plots.save(plots.accuracy_by_method(runs), folder / "accuracy.png")
+        else:
+            plots.save(plots.accuracy_over_tasks(first), folder / "accuracy.png")
+            plots.save(plots.accuracy_matrix(first), folder / "matrix.png")
+            if any(first.losses):
+                plots.save(plots.loss_curves(first), folder / "loss.png")
+        return write_report(out / "report.html", title, runs, facts)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
+
+
+def show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool) -> None:
+    """Print the table of some runs, or their summaries as JSON.
+
+    Args:
+        runs: The records of each method.
+        page: The page that was written of them.
+        quiet: Whether to print nothing.
+        as_json: Whether to print JSON.
+    """
+    if as_json:
+        found = {
+            method: [{k: v if math.isfinite(v) else None for k, v in record.summary().items()} for record in records]
+            for method, records in runs.items()
+        }
+        print(json.dumps({"methods": found, "report": str(page)}))
+    elif not quiet:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("method", no_wrap=True)
+        for heading in ("accuracy %", "forgetting %", "loss", "calibration error %", "minutes"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for name, _, accuracy, forgetting, _, loss, calibration, minutes in text_table(runs)[1:]:
+            table.add_row(name, accuracy, forgetting, loss, calibration, minutes)
+        Console(width=max(100, Console().width)).print(table)
+        print(f"Report and pictures: {page.parent.resolve()}")
