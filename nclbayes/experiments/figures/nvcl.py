@@ -12,7 +12,7 @@ from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.evaluation import evaluate
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.experiments.comparison import run_all, run_folder
-from nclbayes.experiments.figures.panels import loss_by_task, panels
+from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.figures.sequences import least_losses
 from nclbayes.experiments.runs import RunConfig, reopen
@@ -113,12 +113,14 @@ def _draw(results: Results) -> Mapping[str, Figure]:
             panel.set_title(" ".join(place).strip())
             panel.set_ylim(0, 118)
             panel.set_yticks(range(0, 101, 20))
-            panel.legend(fontsize=7, ncols=2, loc="upper center")
         axes[0].set_ylabel("accuracy after all tasks (%)")
+        axes[0].legend(fontsize=7, ncols=2, loc="upper center")
         first = [row for row in curves if row["method"] == ENGINES[1] and row["set"] == curves[0]["set"]]
         loss_by_task(axes[-1], first)
         axes[-1].set(ylabel="loss of variational NCL", title=curves[0]["set"])
         axes[-1].legend(fontsize=6)
+        for name, panel in zip("ABCDEFGH", axes, strict=False):
+            letter(panel, name)
     return {"nvcl": figure}
 
 
