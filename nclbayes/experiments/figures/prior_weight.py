@@ -78,6 +78,8 @@ def _run(
 ) -> tuple[RunConfig, float, Path]:
     """A run with one lambda, that lambda, and the run's folder."""
     given = {setting: weight, "steps": settings["steps"], "fisher_size": settings["fisher_size"]}
+    if method in settings["rates"]:
+        given["lr"] = settings["rates"][method]
     config = RunConfig.of(
         "stimulus-response",
         method,
@@ -161,7 +163,15 @@ RECIPE = Recipe(
     "lambda",
     "the weight of the prior: NCL against KFAC, decoupled and reverse decoupled; Adam's preconditioner",
     {
-        "quick": {"weights": [1.0, 100.0], "seeds": 1, "steps": 2, "fisher_size": 32, "units": 8, "tasks": 2},
+        "quick": {
+            "weights": [1.0, 100.0],
+            "seeds": 1,
+            "steps": 2,
+            "fisher_size": 32,
+            "units": 8,
+            "tasks": 2,
+            "rates": {},
+        },
         "laptop": {
             "weights": [1.0, 10.0, 100.0, 1000.0],
             "seeds": 1,
@@ -169,6 +179,8 @@ RECIPE = Recipe(
             "fisher_size": 2048,
             "units": 64,
             "tasks": None,
+            # With so few steps NCL needs larger ones; Adam's are long enough.
+            "rates": {"laplace-ncl": 3e-4},
         },
         "paper": {
             "weights": [1.0, 10.0, 100.0, 1000.0, 10_000.0],
@@ -177,6 +189,7 @@ RECIPE = Recipe(
             "fisher_size": 2048,
             "units": 256,
             "tasks": None,
+            "rates": {},
         },
     },
     _compute,
