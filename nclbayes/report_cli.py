@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from nclbayes import __version__
 from nclbayes.analysis.record import Record
 from nclbayes.analysis.report import text_table, write_report
 from nclbayes.errors import FileError
@@ -28,12 +28,21 @@ def by_label(runs: Sequence[tuple[RunConfig, Record]]) -> dict[str, list[Record]
     Returns:
         The records of each method, in order.
     """
-    found: dict[str, list[Record]] = {}
+    return {label: [record for _, record in pairs] for label, pairs in _grouped(runs).items()}
+
+
+def _grouped(runs: Sequence[tuple[RunConfig, Record]]) -> dict[str, list[tuple[dict[str, Any], Record]]]:
+    """The facts and records of the runs under each label."""
+    by_method: dict[str, list[tuple[dict[str, Any], Record]]] = {}
     for config, record in runs:
-        own = _facts(config)
-        others = [_facts(other) for other, _ in runs if other.method == config.method]
-        differ = [f"{name} = {own.get(name)}" for name in own if any(o.get(name) != own[name] for o in others)]
-        found.setdefault(", ".join((config.method, *differ)), []).append(record)
+        by_method.setdefault(config.method, []).append((_facts(config), record))
+    found: dict[str, list[tuple[dict[str, Any], Record]]] = {}
+    for method, pairs in by_method.items():
+        names = dict.fromkeys(name for facts, _ in pairs for name in facts)
+        differ = [name for name in names if any(facts.get(name) != pairs[0][0].get(name) for facts, _ in pairs)]
+        for facts, record in pairs:
+            label = ", ".join((method, *(f"{name} = {facts.get(name)}" for name in differ)))
+            found.setdefault(label, []).append((facts, record))
     return found
 
 
@@ -65,11 +74,10 @@ def write_page(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) 
         "scenario": config.scenario or "there is just one",
         "tasks": ", ".join(done[0][1].tasks),
         "seeds": ", ".join(str(seed) for seed in sorted({other.seed for other, _ in done})),
-        "nclbayes": version("nclbayes"),
+        "nclbayes": __version__,
     }
-    for other, record in done:
-        label = next(name for name, records in runs.items() if any(r is record for r in records))
-        facts[label] = ", ".join(f"{name} = {value}" for name, value in _facts(other).items())
+    for label, pairs in _grouped(done).items():
+        facts[label] = ", ".join(f"{name} = {value}" for name, value in pairs[0][0].items())
     folder = out / "plots"
     try:
         folder.mkdir(exist_ok=True)

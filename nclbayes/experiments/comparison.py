@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from nclbayes.analysis.record import Record
@@ -18,13 +18,13 @@ class ComparisonError(NCLError):
     """Some runs of a comparison failed; the message names them and shows what they said.
 
     Args:
-        failures: What each of them said, by the run's name.
+        failures: The run's name and what it said, of each of them.
         done: The configurations and records of the other runs.
     """
 
-    def __init__(self, failures: Mapping[str, str], done: Sequence[tuple[RunConfig, Record]]) -> None:
+    def __init__(self, failures: Iterable[tuple[str, str]], done: Sequence[tuple[RunConfig, Record]]) -> None:
         names: dict[str, list[str]] = {}
-        for name, said in failures.items():
+        for name, said in failures:
             names.setdefault(said, []).append(name)
         super().__init__("; ".join(f"{' and '.join(who)} failed: {said}" for said, who in names.items()))
         self.done = list(done)
@@ -119,18 +119,18 @@ def run_all(
     done: list[tuple[RunConfig, Record]] = []
     first: NCLError | None = None
     for config, folder in runs:
-        if _name(config) in failures:
+        if folder in failures:
             continue
         say(_name(config))
         try:
             done.append((config, run(config, folder, progress=progress, say=say)))
         except NCLError as error:
-            failures[_name(config)], first = str(error), first or error
+            failures[folder], first = (_name(config), str(error)), first or error
             say(f"{_name(config)} failed: {error}")
     if first is not None and not done:
         raise first
     if failures:
-        raise ComparisonError(failures, done)
+        raise ComparisonError(failures.values(), done)
     return [record for _, record in done]
 
 
@@ -138,12 +138,14 @@ def _name(config: RunConfig) -> str:
     return " ".join((config.set, config.scenario, config.method)).replace("  ", " ") + f", seed {config.seed}"
 
 
-def _run_in_processes(runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Callable[[str], None]) -> dict[str, str]:
-    """Run each configuration by the command line, each process with its share of the cores; returns what failed."""
+def _run_in_processes(
+    runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Callable[[str], None]
+) -> dict[Path, tuple[str, str]]:
+    """Run each by the command line, each process with its share of the cores; returns what failed, by folder."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // jobs)))
     waiting = list(runs)
     running: dict[subprocess.Popen[bytes], tuple[RunConfig, Path]] = {}
-    failures: dict[str, str] = {}
+    failures: dict[Path, tuple[str, str]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -151,7 +153,7 @@ def _run_in_processes(runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Ca
                 try:
                     claim_folder(folder, config)
                 except NCLError as error:
-                    failures[_name(config)] = str(error)
+                    failures[folder] = _name(config), str(error)
                     continue
                 arguments = ["run", "--config", str(folder / "config.json"), "--out", str(folder), "--quiet"]
                 command = [sys.executable, "-m", "nclbayes", *arguments]
@@ -165,8 +167,8 @@ def _run_in_processes(runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Ca
                     say(f"{_name(config)}: average accuracy {accuracy:.1%}")
                 else:
                     said = (folder / "log.txt").read_text().strip() or f"exit code {process.returncode}"
-                    failures[_name(config)] = said.removeprefix("nclbayes: error: ")
-                    say(f"{_name(config)} failed: {failures[_name(config)]}")
+                    failures[folder] = _name(config), said.removeprefix("nclbayes: error: ")
+                    say(" failed: ".join(failures[folder]))
     finally:
         for process in running:
             process.terminate()

@@ -11,7 +11,7 @@ import torch
 
 from nclbayes import Record, evaluate
 from nclbayes.errors import FileError, NonFiniteError, SettingError
-from nclbayes.experiments import SETUPS, RunConfig, compare, find_setup, run
+from nclbayes.experiments import SETUPS, RunConfig, compare, find_setup, run, run_all
 from nclbayes.experiments.comparison import ComparisonError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
 from nclbayes.experiments.runs import reopen, reopen_each
@@ -151,6 +151,13 @@ def test_a_run_that_fails_does_not_keep_others_from_running(jobs: int, tmp_path:
     ((done, record),) = error.value.done
     assert done == config("none")
     assert record.is_complete
+
+
+def test_a_run_that_fails_does_not_hide_another_of_the_same_method_and_seed(tmp_path: Path) -> None:
+    diverging = replace(config("none"), settings={**config("none").settings, "lr": 1e30})
+    with pytest.raises(ComparisonError) as error:
+        run_all([(diverging, tmp_path / "a"), (config("none"), tmp_path / "b")], jobs=2)
+    assert [done for done, _ in error.value.done] == [config("none")]
 
 
 def test_the_order_of_the_tasks_may_be_the_seeds(tmp_path: Path) -> None:
