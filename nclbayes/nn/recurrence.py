@@ -18,17 +18,19 @@ class Nonlinearity:
 
     Attributes:
         value: From h to phi(h).
+        value_: The same in place.
         slope: From phi(h) to phi'(h).
     """
 
     value: Callable[[Tensor], Tensor]
+    value_: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
 
 
 NONLINEARITIES = {
-    "relu": Nonlinearity(torch.relu, lambda value: (value > 0).to(value.dtype)),
-    "tanh": Nonlinearity(torch.tanh, lambda value: 1 - value * value),
-    "linear": Nonlinearity(lambda h: h, torch.ones_like),
+    "relu": Nonlinearity(torch.relu, torch.relu_, torch.sign),
+    "tanh": Nonlinearity(torch.tanh, torch.tanh_, lambda value: 1 - value * value),
+    "linear": Nonlinearity(lambda h: h, lambda h: h, torch.ones_like),
 }
 
 
@@ -55,24 +57,26 @@ def recur(weight: Tensor, driven: Tensor, gate: Tensor, start: Tensor, nonlinear
         tensor([0.5000, 0.7500, 0.8750])
     """
     states: Tensor = _Recurrence.apply(weight, driven, gate, start, nonlinearity)[0]  # type: ignore[no-untyped-call]
-    return states[1:]
+    return states
 
 
 class _Recurrence(torch.autograd.Function):
-    """r_0 .. r_T, and phi at every step, which the backward pass needs."""
+    """r_1 .. r_T, and phi at every step, which the backward pass needs.
+
+    Both passes work in few large buffers: fresh memory costs as much here as the arithmetic of a step.
+    """
 
     @staticmethod
     def forward(
         weight: Tensor, driven: Tensor, gate: Tensor, start: Tensor, nonlinearity: str
     ) -> tuple[Tensor, Tensor]:
-        phi, transposed = NONLINEARITIES[nonlinearity].value, weight.mT
-        states = driven.new_empty(len(driven) + 1, *start.shape)
-        states[0] = start
-        active = torch.empty_like(driven, memory_format=torch.contiguous_format)
-        before, after = states[:-1].unbind(), states[1:].unbind()
-        for r, new, a, d, g in zip(before, after, active.unbind(), driven.unbind(), gate.unbind(), strict=True):
-            a.copy_(phi(torch.addmm(d, r, transposed)))
-            torch.lerp(r, a, g, out=new)
+        phi_, transposed = NONLINEARITIES[nonlinearity].value_, weight.mT.contiguous()
+        active = driven.clone(memory_format=torch.contiguous_format)
+        states = torch.empty_like(active)
+        r = start
+        for a, g, new in zip(active.unbind(), gate.unbind(), states.unbind(), strict=True):
+            phi_(a.addmm_(r, transposed))
+            r = torch.lerp(r, a, g, out=new)
         return states, active
 
     @staticmethod
@@ -80,9 +84,12 @@ class _Recurrence(torch.autograd.Function):
         *tensors, ctx.nonlinearity = inputs
         ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # Or zeros would be made for it all the same.
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None, None, None
         weight, driven, gate, start, states, active = ctx.saved_tensors
         if torch.is_grad_enabled():
             # Whoever differentiates this again needs it as operations that autograd knows.
@@ -90,14 +97,14 @@ class _Recurrence(torch.autograd.Function):
             to_weight, to_driven, to_start = pull(grad)
             return to_weight, to_driven, None, to_start, None
         to_driven = NONLINEARITIES[ctx.nonlinearity].slope(active).mul_(gate)
-        to_state = grad[-1].clone()
-        steps = zip(to_driven.unbind(), (1 - gate).unbind(), grad[:-1].unbind(), strict=True)
+        to_state = torch.zeros_like(start)
+        steps = zip(to_driven.unbind(), (1 - gate).unbind(), grad.unbind(), strict=True)
         for slope, kept, g in reversed(list(steps)):
             # The slope becomes the gradient of what enters the units.
-            slope.mul_(to_state)
-            to_state.mul_(kept).addmm_(slope, weight).add_(g)
-        units = weight.shape[0]
-        to_weight = to_driven.view(-1, units).mT @ states[:-1].view(-1, units)
+            slope.mul_(to_state.add_(g))
+            to_state.mul_(kept).addmm_(slope, weight)
+        to_weight = to_driven[0].mT @ start
+        to_weight.addmm_(to_driven[1:].flatten(0, 1).mT, states[:-1].flatten(0, 1))
         return to_weight, to_driven, None, to_state, None
 
     @staticmethod
@@ -110,8 +117,9 @@ class _Recurrence(torch.autograd.Function):
 def _unrolled(weight: Tensor, driven: Tensor, gate: Tensor, start: Tensor, nonlinearity: str) -> tuple[Tensor, Tensor]:
     """The same, as torch would do it."""
     phi = NONLINEARITIES[nonlinearity].value
-    states, active = [start], []
+    states, active, r = [], [], start
     for d, g in zip(driven.unbind(), gate.unbind(), strict=True):
-        active.append(phi(d + states[-1] @ weight.mT))
-        states.append(torch.lerp(states[-1], active[-1], g))
+        active.append(phi(d + r @ weight.mT))
+        r = torch.lerp(r, active[-1], g)
+        states.append(r)
     return torch.stack(states), torch.stack(active)

@@ -94,7 +94,7 @@ class RNN(nn.Module):
         noise = None
         if self.noise > 0:
             shape = (len(steps), len(x), self.hidden_size)
-            noise = self.noise * torch.randn(shape, dtype=x.dtype, device=x.device)
+            noise = torch.randn(shape, dtype=x.dtype, device=x.device).mul_(self.noise)
         states = self._visible_states if is_watched() else self._states
         return states(steps, valid, start, noise).transpose(0, 1)
 
