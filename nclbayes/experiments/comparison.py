@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nclbayes.analysis.record import Record
 from nclbayes.errors import NCLError
+from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.runs import RunConfig, claim_folder, run
 
 
@@ -151,7 +152,8 @@ def _run_in_processes(
             while waiting and len(running) < jobs:
                 config, folder = waiting.pop(0)
                 try:
-                    claim_folder(folder, config)
+                    with sole_use(folder):
+                        claim_folder(folder, config)
                 except NCLError as error:
                     failures[folder] = _name(config), str(error)
                     continue

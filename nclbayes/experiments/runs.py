@@ -14,6 +14,7 @@ import torch
 from nclbayes.analysis.evaluation import Score, evaluate
 from nclbayes.analysis.record import Record
 from nclbayes.errors import FileError, SettingError
+from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.setup import Setup
 from nclbayes.experiments.setups import find_setup
 from nclbayes.methods import JointLearner, find_method
@@ -181,7 +182,8 @@ def run(
         The record.
 
     Raises:
-        FileError: If the folder holds a run of another configuration, or cannot be written.
+        FileError: If the folder holds a run of another configuration, another process is at work in it, or it cannot
+            be written.
 
     Example:
         >>> import tempfile
@@ -193,6 +195,11 @@ def run(
         >>> len(record.tasks)
         2
     """
+    with sole_use(out):
+        return _run(config, out, progress, say)
+
+
+def _run(config: RunConfig, out: Path | None, progress: bool | None, say: Watcher) -> Record:
     setup, tasks, model = _prepared(config)
     learner, record = _begin(config, model, tasks, out)
     if not record.baseline:
@@ -236,7 +243,8 @@ def _prepared(config: RunConfig) -> tuple[Setup, list[Task], BayesianNetwork]:
 def claim_folder(out: Path, config: RunConfig) -> None:
     """Make a folder that of a run: write its configuration there, unless it is there already.
 
-    A folder in which nothing was learnt yet, as after an error at the start, changes hands.
+    The folder must be there, and be in one's :func:`~nclbayes.experiments.locking.sole_use`. One in which nothing was
+    learnt yet, as after an error at the start, changes hands.
 
     Args:
         out: The folder.
@@ -246,7 +254,6 @@ def claim_folder(out: Path, config: RunConfig) -> None:
         FileError: If the folder holds a run of another configuration, or cannot be written.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
         learnt = any((out / name).exists() for name in ("record.json", "posterior.ncl", "update.ckpt"))
         if not (out / "config.json").exists() or not learnt:
             config.save(out / "config.json")

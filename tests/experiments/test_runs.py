@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from nclbayes import Record, evaluate
-from nclbayes.errors import FileError, NonFiniteError, SettingError
+from nclbayes.errors import FileError, NCLError, NonFiniteError, SettingError
 from nclbayes.experiments import SETUPS, RunConfig, compare, find_setup, run, run_all
 from nclbayes.experiments.comparison import ComparisonError
+from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
 from nclbayes.experiments.runs import reopen, reopen_each
 
@@ -158,6 +159,14 @@ def test_a_run_that_fails_does_not_hide_another_of_the_same_method_and_seed(tmp_
     with pytest.raises(ComparisonError) as error:
         run_all([(diverging, tmp_path / "a"), (config("none"), tmp_path / "b")], jobs=2)
     assert [done for done, _ in error.value.done] == [config("none")]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_folder_is_for_one_process_at_a_time(jobs: int, tmp_path: Path) -> None:
+    folder = tmp_path / "none" / "seed-0"
+    with sole_use(folder), pytest.raises(NCLError, match=r"Another process is at work in '.*seed-0'"):
+        compare([config("none")], tmp_path, jobs=jobs, progress=False)
+    assert compare([config("none")], tmp_path, progress=False)["none"][0].is_complete
 
 
 def test_the_order_of_the_tasks_may_be_the_seeds(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""One process at a time in a run's folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from nclbayes.errors import FileError
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[str]) -> None:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: IO[str]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def sole_use(folder: Path | None) -> Iterator[None]:
+    """Have a folder to oneself; it is made if it is not there.
+
+    The lock goes with the process, however that ends: nobody has to remove anything after a crash.
+
+    Args:
+        folder: The folder; None: there is nothing to share.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        FileError: If another process has it, or it cannot be written.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise FileError(f"Could not write to '{folder}': {error.strerror}.") from None
+    with file:
+        try:
+            _lock(file)
+        except (BlockingIOError, PermissionError):
+            raise FileError(
+                f"Another process is at work in '{folder}': wait until it is done, stop it, or choose another folder."
+            ) from None
+        except OSError:
+            pass  # A file system without locks.
+        yield
