@@ -66,12 +66,50 @@ def test_a_killed_update_goes_on_and_ends_in_the_same_posterior(tmp_path: Path, 
     assert child(52, tmp_path / "snapshot", tmp_path / "second") == -signal.SIGKILL
     assert child(0, tmp_path / "snapshot", tmp_path / "third") == 0
     assert not (tmp_path / "snapshot").exists()
-    whole, resumed = (ncl.OnlinePosterior.load(tmp_path / name, classifier()) for name in ("whole", "third"))
-    for name, state in whole.blocks.items():
-        assert torch.equal(state.loc, resumed.blocks[name].loc)
-        assert torch.equal(state.precision.input, resumed.blocks[name].precision.input)
-        assert torch.equal(state.precision.output, resumed.blocks[name].precision.output)
-    assert torch.equal(whole.generator.get_state(), resumed.generator.get_state())
+    assert_same(tmp_path / "whole", tmp_path / "third")
+
+
+ONE_AFTER_THE_OTHER = """
+    import sys, torch
+    from pathlib import Path
+    torch.set_num_threads(1)
+    import nclbayes as ncl
+    from tests.engines.test_laplace import classification_task, classifier
+
+    path, *seeds = sys.argv[1:]
+    if Path(path).exists():
+        posterior = ncl.OnlinePosterior.load(path, classifier())
+    else:
+        posterior = ncl.OnlinePosterior(classifier(), {engine}, generator=torch.Generator().manual_seed(3))
+    for seed in seeds:
+        posterior.update(classification_task(int(seed)))
+    posterior.save(path)
+"""
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_tasks_learnt_in_a_process_each_make_the_posterior_of_one_process(tmp_path: Path, engine: str) -> None:
+    script = textwrap.dedent(ONE_AFTER_THE_OTHER).format(engine=ENGINES[engine])
+
+    def learn(path: Path, *seeds: int) -> None:
+        command = [sys.executable, "-c", script, str(path), *map(str, seeds)]
+        subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+
+    learn(tmp_path / "one", 1, 7)
+    learn(tmp_path / "two", 1)
+    learn(tmp_path / "two", 7)
+    assert_same(tmp_path / "one", tmp_path / "two")
+
+
+def assert_same(*paths: Path) -> None:
+    """Bit for bit, in two files."""
+    first, second = (ncl.OnlinePosterior.load(path, classifier()) for path in paths)
+    assert first.tasks == second.tasks
+    for name, state in first.blocks.items():
+        assert torch.equal(state.loc, second.blocks[name].loc)
+        assert torch.equal(state.precision.input, second.blocks[name].precision.input)
+        assert torch.equal(state.precision.output, second.blocks[name].precision.output)
+    assert torch.equal(first.generator.get_state(), second.generator.get_state())
 
 
 class Stop(Exception):
