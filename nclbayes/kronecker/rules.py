@@ -147,17 +147,16 @@ def mse(left: Pencil, right: Pencil) -> Scalars:
     Returns:
         The four non-negative scalars, with x1 = y1.
     """
-    left_norms, p = _gram(left)
-    right_norms, q = _gram(right)
+    left_norms, gram_p = _gram(left)
+    right_norms, gram_q = _gram(right)
     # In units of the norms: A (x) B and C (x) D have weights w, A, B, C, D have norm one.
     weights = left_norms * right_norms
     largest = weights.amax(-1, keepdim=True)
     w = weights / largest
-    q, p = w.unsqueeze(-1) * q, w.unsqueeze(-1) * p
+    q, p = w.unsqueeze(-1) * gram_q, w.unsqueeze(-1) * gram_p
     alpha = _leading_vector(q @ p)
     beta = (p @ alpha.unsqueeze(-1)).squeeze(-1)
     image = (q @ beta.unsqueeze(-1)).squeeze(-1)  # the rank-two map applied to y, in [A C] coordinates
-    gram_p, gram_q = _gram(left)[1], _gram(right)[1]
     x_norm = torch.einsum("...i,...ij,...j->...", alpha, gram_p, alpha)
     y_norm = torch.einsum("...i,...ij,...j->...", beta, gram_q, beta)
     singular = torch.einsum("...i,...ij,...j->...", alpha, gram_p, image)
