@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from nclbayes.errors import FileError
 
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(file: IO[str]) -> None:
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    def _open(folder: Path) -> int:
+        return os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 
 else:
     import fcntl
 
-    def _lock(file: IO[str]) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _open(folder: Path) -> int:
+        return os.open(folder, os.O_RDONLY)
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
@@ -36,19 +42,19 @@ def sole_use(folder: Path | None) -> Iterator[None]:
         Nothing.
 
     Raises:
-        FileError: If another process has it, or it cannot be written.
+        FileError: If another process has it, or it cannot be made.
     """
     if folder is None:
         yield
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        descriptor = _open(folder)
     except OSError as error:
         raise FileError(f"Could not write to '{folder}': {error.strerror}.") from None
-    with file:
+    try:
         try:
-            _lock(file)
+            _lock(descriptor)
         except (BlockingIOError, PermissionError):
             raise FileError(
                 f"Another process is at work in '{folder}': wait until it is done, stop it, or choose another folder."
@@ -56,3 +62,5 @@ def sole_use(folder: Path | None) -> Iterator[None]:
         except OSError:
             pass  # A file system without locks.
         yield
+    finally:
+        os.close(descriptor)

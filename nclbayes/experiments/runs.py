@@ -195,12 +195,20 @@ def run(
         >>> len(record.tasks)
         2
     """
+    prepared = _prepared(config)
     with sole_use(out):
-        return _run(config, out, progress, say)
+        return _learn(config, *prepared, out, progress, say)
 
 
-def _run(config: RunConfig, out: Path | None, progress: bool | None, say: Watcher) -> Record:
-    setup, tasks, model = _prepared(config)
+def _learn(
+    config: RunConfig,
+    setup: Setup,
+    tasks: list[Task],
+    model: BayesianNetwork,
+    out: Path | None,
+    progress: bool | None,
+    say: Watcher,
+) -> Record:
     learner, record = _begin(config, model, tasks, out)
     if not record.baseline:
         record.baseline = [score.accuracy for score in _scores(config, setup, _Untrained(model, config.device), tasks)]
