@@ -63,7 +63,7 @@ def recur(weight: Tensor, driven: Tensor, gate: Tensor, start: Tensor, nonlinear
 class _Recurrence(torch.autograd.Function):
     """r_1 .. r_T, and phi at every step, which the backward pass needs.
 
-    Both passes work in few large buffers: fresh memory costs as much here as the arithmetic of a step.
+    Both passes work in few large buffers, as fresh memory takes a good part of a step's time.
     """
 
     @staticmethod
