@@ -105,11 +105,13 @@ def spread_out(places: Sequence[float], gap: float, end: float) -> list[float]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names on one line each, long ones shortened in their middle; numbered where that makes two alike."""
-    half = (LONGEST - 1) // 2
-    lines = [" ".join(name.split()) for name in names]
-    short = [line if len(line) <= LONGEST else f"{line[:half]}…{line[-half:]}" for line in lines]
-    return short if len(set(short)) == len(short) else [f"{i}. {name}" for i, name in enumerate(short, start=1)]
+    """Names on one line; long ones lose their end or, where that makes two alike, their middle, or are numbered."""
+    lines, half = [" ".join(name.split()) for name in names], (LONGEST - 1) // 2
+    for head, tail in ((LONGEST - 1, 0), (half, half)):
+        short = [n if len(n) <= LONGEST else f"{n[:head]}…{n[len(n) - tail :]}" for n in lines]
+        if len(set(short)) == len(short):
+            return short
+    return [f"{i}. {name}" for i, name in enumerate(short, start=1)]
 
 
 def line_look(k: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 
 from nclbayes import Record, Score
 from nclbayes.analysis import measures, plots
+from nclbayes.analysis.drawing import short_names
 from nclbayes.errors import SettingError
 
 matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
@@ -312,3 +313,12 @@ def test_numbers_are_written_plainly() -> None:
 def test_importing_the_pictures_does_not_import_matplotlib() -> None:
     code = "import sys, nclbayes.analysis.report; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_long_names_are_shortened_where_they_stay_apart() -> None:
+    assert short_names(["set 1 (44, 19, 93, 90, 71, 69)", "set 10 (38, 27)"]) == [
+        "set 1 (44, 19, 93, 90, …",
+        "set 10 (38, 27)",
+    ]
+    assert short_names([f"{'a' * 30}{k}" for k in (1, 2)]) == ["aaaaaaaaaaa…aaaaaaaaaa1", "aaaaaaaaaaa…aaaaaaaaaa2"]
+    assert short_names(["same", "same"]) == ["1. same", "2. same"]
