@@ -6,8 +6,9 @@ from nclbayes.engines import LaplaceNCL, VariationalNCL
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, FisherKind, KroneckerFisher, fisher
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
 from nclbayes.nn import BayesianNetwork, Bernoulli, Categorical, MultiHead, Normal, Poisson
-from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.posterior import OnlinePosterior
 from nclbayes.task import Task
+from nclbayes.updating import UpdateReport
 from nclbayes.watch import valid_steps
 
 __version__ = "0.1.0"

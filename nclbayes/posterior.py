@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -14,56 +11,20 @@ import torch
 from torch import Tensor
 
 from nclbayes.belief import Belief
-from nclbayes.engines.base import Engine, Outcome, Problem
-from nclbayes.engines.checkpoint import Checkpoint
-from nclbayes.engines.curvature import diverged
+from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import DataError, FileError, ModelError, SettingError
-from nclbayes.joining import few_examples, join, look, touched_states
+from nclbayes.joining import few_examples, look, touched_states
 from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
-from nclbayes.randomness import drawing_from, restored
+from nclbayes.randomness import drawing_from
 from nclbayes.saving import Saved, read_posterior, write_posterior
-from nclbayes.state import DiagonalState, State
-from nclbayes.task import Task, own_generators, to_device
+from nclbayes.state import State
+from nclbayes.task import Task, to_device
+from nclbayes.updating import UpdateReport, device_of, updated
 from nclbayes.watch.run import Model
 
 # So many samples of the weights are drawn and run at once.
 _CHUNK = 8
-
-
-@dataclass(frozen=True)
-class UpdateReport:
-    """What an update did.
-
-    Attributes:
-        task: The task's name.
-        engine: The engine's name.
-        losses: The mean negative log likelihood at each step.
-        steps: How many steps were taken.
-        seconds: How long the whole update took, also before it was interrupted.
-        stopped_early: Whether the loop stopped before its last step.
-        log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one.
-        kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
-
-    Example:
-        >>> import pyro.distributions as dist
-        >>> import torch
-        >>> from nclbayes import BayesianNetwork, LaplaceNCL, Normal, OnlinePosterior, Task
-        >>> model = BayesianNetwork(torch.nn.Linear(3, 1), Normal(0.1), prior=dist.Normal(0.0, 1.0))
-        >>> task = Task((torch.randn(20, 3), torch.randn(20, 1)), name="noise")
-        >>> report = OnlinePosterior(model, LaplaceNCL(steps=5)).update(task)
-        >>> report.task, report.steps, len(report.losses)
-        ('noise', 5, 5)
-    """
-
-    task: str
-    engine: str
-    losses: list[float] = field(repr=False)
-    steps: int
-    seconds: float
-    stopped_early: bool
-    log_evidence: float | None
-    kl_of_sums: Mapping[str, float] = field(repr=False)
 
 
 class OnlinePosterior:
@@ -107,7 +68,7 @@ class OnlinePosterior:
         self._initial = dict(initial) if initial is not None else None
         self._belief = Belief()
         if example is not None:
-            run = look(model, few_examples(example, self._device(example)), example.context, {})
+            run = look(model, few_examples(example, device_of(self._belief, model, example)), example.context, {})
             states = touched_states(run, {}, engine.structure)
             self._belief = Belief(states=states, outputs=tuple(run.observed))
 
@@ -165,50 +126,16 @@ class OnlinePosterior:
         Returns:
             Losses, time and what was lost.
         """
-        engine = self.engine if engine is None else _checked(engine)
-        generator = self.generator if generator is None else generator
-        if checkpoint_every < 1:
-            raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
-        with restored(generator, *own_generators(task), only_on_failure=True):
-            device, entry = self._device(task), generator.get_state()
-            joined = join(
-                self.model,
-                task,
-                engine,
-                known=self._states,
-                trained=self._belief.trained,
-                initial=self._initial_values(),
-                device=device,
-                generator=generator,
-            )
-            snapshots = None
-            if checkpoint is not None:
-                update = joined.identity(task, engine, entry, self._belief.memory)
-                snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
-            started = time.perf_counter()
-            outcome = engine.run(
-                Problem(
-                    model=task.model(self.model),
-                    task=task,
-                    size=engine.likelihood_weight * task.size,
-                    states=joined.states,
-                    start=joined.start,
-                    rows=joined.rows,
-                    trained=self._belief.trained,
-                    fixed=joined.fixed,
-                    device=device,
-                    generator=generator,
-                    progress=progress,
-                    callbacks=tuple(callbacks),
-                    checkpoint=snapshots,
-                    memory=self._belief.memory,
-                )
-            )
-            _check_finite(outcome, task.name, engine)
-            if snapshots is not None:
-                # Before the posterior changes: if the file resists, the update has not happened, and can be repeated.
-                snapshots.clear()
-            return self._commit(task, engine, joined.outputs, outcome, time.perf_counter() - started)
+        self._belief, report = self._updated(
+            task,
+            engine=engine,
+            progress=progress,
+            generator=generator,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            callbacks=callbacks,
+        )
+        return report
 
     def predict(
         self,
@@ -247,7 +174,7 @@ class OnlinePosterior:
         for item in inputs:
             if not isinstance(item, Tensor) and hasattr(item, "__array__"):
                 raise DataError(f"An input is a {type(item).__name__}: make a tensor of it with torch.as_tensor.")
-        device, outputs = self._device(None), self._belief.outputs
+        device, outputs = device_of(self._belief, self.model, None), self._belief.outputs
         given = to_device(inputs, device)
         if generator is None:
             # At the mean a network's own noise comes from a fixed seed, so that to look changes nothing.
@@ -389,45 +316,32 @@ class OnlinePosterior:
                     f"'{path}' is of another model: its site '{site}' is {tuple(value.shape)}, {value.dtype}; {found}."
                 )
 
+    def _updated(
+        self,
+        task: Task,
+        *,
+        belief: Belief | None = None,
+        initial: Mapping[str, Tensor] | None = None,
+        engine: Engine | None = None,
+        generator: torch.Generator | None = None,
+        **settings: Any,
+    ) -> tuple[Belief, UpdateReport]:
+        """What the posterior's belief, or another one, becomes with a task; the posterior stays as it is."""
+        return updated(
+            self._belief if belief is None else belief,
+            self.model,
+            task,
+            self.engine if engine is None else _checked(engine),
+            initial=self._initial_values() if initial is None else initial,
+            generator=self.generator if generator is None else generator,
+            **settings,
+        )
+
     def _initial_values(self) -> Mapping[str, Tensor] | None:
         if self._initial is not None:
             return self._initial
         initial_values = getattr(self.model, "initial_values", None)
         return None if initial_values is None else initial_values()
-
-    def _device(self, task: Task | None) -> torch.device:
-        for state in self._states.values():
-            return state.loc.device
-        tensors: Iterable[Tensor] = ()
-        if isinstance(self.model, torch.nn.Module):
-            tensors = [*self.model.parameters(), *self.model.buffers()]
-        elif task is not None and isinstance(task.parts[0].train, tuple):
-            tensors = task.parts[0].train
-        return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-    def _commit(
-        self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome, seconds: float
-    ) -> UpdateReport:
-        self._belief = self._belief.after(task.name, outputs, outcome)
-        return UpdateReport(
-            task=task.name,
-            engine=type(engine).__name__,
-            losses=outcome.history.losses,
-            steps=len(outcome.history.losses),
-            seconds=outcome.history.earlier + seconds,
-            stopped_early=outcome.history.stopped_early,
-            log_evidence=outcome.log_evidence,
-            kl_of_sums=outcome.kl_of_sums,
-        )
-
-
-def _check_finite(outcome: Outcome, task: str, engine: Engine) -> None:
-    for name, state in outcome.states.items():
-        if not bool(torch.isfinite(state.loc).all()):
-            raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)
-        # Kronecker factors have been factorised: they are positive definite.
-        if isinstance(state, DiagonalState) and not bool(((state.precision > 0) & state.precision.isfinite()).all()):
-            raise diverged(f"The precisions of block '{name}' are not positive numbers", task, engine)
 
 
 def _checked(engine: object) -> Engine:

@@ -10,8 +10,9 @@ from nclbayes.engines.base import Engine
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.mixture import TaskMixture
-from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.posterior import OnlinePosterior
 from nclbayes.task import Task
+from nclbayes.updating import UpdateReport
 
 
 class CoresetLearner(KeepingLearner):

@@ -7,8 +7,9 @@ from typing import Any
 from nclbayes.belief import Belief
 from nclbayes.errors import ModelError
 from nclbayes.mixture import TaskMixture
-from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.posterior import OnlinePosterior
 from nclbayes.task import Task
+from nclbayes.updating import UpdateReport
 
 
 class JointLearner(OnlinePosterior):
@@ -48,16 +49,12 @@ class JointLearner(OnlinePosterior):
                 f"The learner has learnt {len(self.tasks)} tasks and holds the data of {len(self._seen)}: hand over "
                 "those of the tasks before it was saved, in order, by remember(tasks)."
             )
-        seen, before = (*self._seen, task), (self._belief, self._initial)
+        seen = (*self._seen, task)
         start = {**(self._initial_values() or {}), **self.mean()}
-        self._belief = Belief(tasks=self.tasks, outputs=self._belief.outputs)
-        self._initial = start or None
-        try:
-            report = super().update(TaskMixture(seen, name=task.name), **settings)
-        except BaseException:
-            self._belief, self._initial = before
-            raise
-        self._initial, self._seen = before[1], seen
+        prior = Belief(tasks=self.tasks, outputs=self._belief.outputs)
+        mixture = TaskMixture(seen, name=task.name)
+        belief, report = self._updated(mixture, belief=prior, initial=start or None, **settings)
+        self._belief, self._seen = belief, seen
         return report
 
     def remember(self, tasks: list[Task]) -> None:

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from nclbayes.engines.base import Engine, Outcome
 from nclbayes.errors import SettingError
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
-from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.posterior import OnlinePosterior
 from nclbayes.storage import under
 from nclbayes.task import Task
+from nclbayes.updating import UpdateReport
 
 
 class KeepingLearner(OnlinePosterior):
@@ -28,7 +26,6 @@ class KeepingLearner(OnlinePosterior):
         SettingError: If `keep` is less than 1.
     """
 
-    _to_keep: Mapping[str, Tensor]
     learner_settings: ClassVar[Mapping[str, Any]] = {"keep": 200}
 
     def __init__(self, *args: Any, keep: int = 200, **settings: Any) -> None:
@@ -46,11 +43,7 @@ class KeepingLearner(OnlinePosterior):
         """Update with a task, and keep some examples: both happen, or neither."""
         k = len(self.tasks)
         # Made before the update, as they may be refused.
-        self._to_keep = {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
-        return super().update(task, **settings)
-
-    def _commit(
-        self, task: Task, engine: Engine, outputs: tuple[str, ...], outcome: Outcome, seconds: float
-    ) -> UpdateReport:
-        outcome = replace(outcome, memory={**outcome.memory, **self._to_keep})
-        return super()._commit(task, engine, outputs, outcome, seconds)
+        kept = {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
+        belief, report = self._updated(task, **settings)
+        self._belief = replace(belief, memory={**belief.memory, **kept})
+        return report

@@ -10,8 +10,8 @@ import torch
 from nclbayes.methods.examples import draw_examples
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.mixture import TaskMixture
-from nclbayes.posterior import UpdateReport
 from nclbayes.task import Task
+from nclbayes.updating import UpdateReport
 
 
 class ReplayTask(TaskMixture):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import nclbayes as ncl
+from nclbayes.belief import Belief
 from nclbayes.errors import DataError, SettingError
 from nclbayes.methods import METHODS, CoresetLearner, DiagonalNCL, PlainTraining, ReplayLearner
 from nclbayes.methods.examples import split_examples
@@ -126,7 +127,7 @@ def test_replay_that_is_interrupted_at_the_last_moment_has_not_happened(monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ncl.OnlinePosterior, "_commit", stop)
+        patch.setattr(Belief, "after", stop)
         with pytest.raises(KeyboardInterrupt):
             learner.update(classification_task(1))
     assert len(learner.tasks) == len(learner.kept) == 1

@@ -1,0 +1,177 @@
+"""An update as a transaction: a belief and a task go in, a new belief and a report come out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nclbayes.belief import Belief
+from nclbayes.engines.base import Engine, Outcome, Problem
+from nclbayes.engines.checkpoint import Checkpoint
+from nclbayes.engines.curvature import diverged
+from nclbayes.engines.loop import Callback
+from nclbayes.errors import SettingError
+from nclbayes.joining import join
+from nclbayes.randomness import restored
+from nclbayes.state import DiagonalState
+from nclbayes.task import Task, own_generators
+from nclbayes.watch.run import Model
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What an update did.
+
+    Attributes:
+        task: The task's name.
+        engine: The engine's name.
+        losses: The mean negative log likelihood at each step.
+        steps: How many steps were taken.
+        seconds: How long the whole update took, also before it was interrupted.
+        stopped_early: Whether the loop stopped before its last step.
+        log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one.
+        kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
+
+    Example:
+        >>> import pyro.distributions as dist
+        >>> import torch
+        >>> from nclbayes import BayesianNetwork, LaplaceNCL, Normal, OnlinePosterior, Task
+        >>> model = BayesianNetwork(torch.nn.Linear(3, 1), Normal(0.1), prior=dist.Normal(0.0, 1.0))
+        >>> task = Task((torch.randn(20, 3), torch.randn(20, 1)), name="noise")
+        >>> report = OnlinePosterior(model, LaplaceNCL(steps=5)).update(task)
+        >>> report.task, report.steps, len(report.losses)
+        ('noise', 5, 5)
+    """
+
+    task: str
+    engine: str
+    losses: list[float] = field(repr=False)
+    steps: int
+    seconds: float
+    stopped_early: bool
+    log_evidence: float | None
+    kl_of_sums: Mapping[str, float] = field(repr=False)
+
+
+def updated(
+    belief: Belief,
+    model: Model,
+    task: Task,
+    engine: Engine,
+    *,
+    initial: Mapping[str, Tensor] | None,
+    generator: torch.Generator,
+    progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 200,
+    callbacks: Sequence[Callback] = (),
+) -> tuple[Belief, UpdateReport]:
+    """What a belief becomes when a task is learnt. If anything goes wrong, the generators are as they were.
+
+    Args:
+        belief: What earlier tasks have left; it is not changed.
+        model: The model.
+        task: What to learn.
+        engine: How.
+        initial: Where blocks that no task has touched start, by site.
+        generator: Decides every draw.
+        progress: Whether to show a bar; by default only on a terminal.
+        checkpoint: A file to keep snapshots in; it is removed when the update is done.
+        checkpoint_every: How many steps lie between snapshots.
+        callbacks: Called after each step.
+
+    Returns:
+        The new belief, and what the update did.
+    """
+    if checkpoint_every < 1:
+        raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
+    with restored(generator, *own_generators(task), only_on_failure=True):
+        device, entry = device_of(belief, model, task), generator.get_state()
+        joined = join(
+            model,
+            task,
+            engine,
+            known=belief.states,
+            trained=belief.trained,
+            initial=initial,
+            device=device,
+            generator=generator,
+        )
+        snapshots = None
+        if checkpoint is not None:
+            update = joined.identity(task, engine, entry, belief.memory)
+            snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
+        started = time.perf_counter()
+        outcome = engine.run(
+            Problem(
+                model=task.model(model),
+                task=task,
+                size=engine.likelihood_weight * task.size,
+                states=joined.states,
+                start=joined.start,
+                rows=joined.rows,
+                trained=belief.trained,
+                fixed=joined.fixed,
+                device=device,
+                generator=generator,
+                progress=progress,
+                callbacks=tuple(callbacks),
+                checkpoint=snapshots,
+                memory=belief.memory,
+            )
+        )
+        _check_finite(outcome, task.name, engine)
+        if snapshots is not None:
+            # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
+            snapshots.clear()
+        report = _report(task, engine, outcome, time.perf_counter() - started)
+        return belief.after(task.name, joined.outputs, outcome), report
+
+
+def device_of(belief: Belief, model: Model, task: Task | None) -> torch.device:
+    """Where to compute: where the Gaussians are, else the model, else the task's data.
+
+    Args:
+        belief: The belief.
+        model: The model.
+        task: A task, if there is one.
+
+    Returns:
+        The device.
+    """
+    tensors: Iterable[Tensor] = ()
+    if belief.states:
+        tensors = [state.loc for state in belief.states.values()]
+    elif isinstance(model, torch.nn.Module):
+        tensors = [*model.parameters(), *model.buffers()]
+    elif task is not None and isinstance(task.parts[0].train, tuple):
+        tensors = task.parts[0].train
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> UpdateReport:
+    return UpdateReport(
+        task=task.name,
+        engine=type(engine).__name__,
+        losses=outcome.history.losses,
+        steps=len(outcome.history.losses),
+        seconds=outcome.history.earlier + seconds,
+        stopped_early=outcome.history.stopped_early,
+        log_evidence=outcome.log_evidence,
+        kl_of_sums=outcome.kl_of_sums,
+    )
+
+
+def _check_finite(outcome: Outcome, task: str, engine: Engine) -> None:
+    for name, state in outcome.states.items():
+        if not bool(torch.isfinite(state.loc).all()):
+            raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)
+        # Kronecker factors have been factorised: they are positive definite.
+        if isinstance(state, DiagonalState) and not bool(((state.precision > 0) & state.precision.isfinite()).all()):
+            raise diverged(f"The precisions of block '{name}' are not positive numbers", task, engine)
