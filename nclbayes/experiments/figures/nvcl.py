@@ -14,7 +14,7 @@ from nclbayes.analysis.measures import mean_and_error
 from nclbayes.experiments.comparison import run_all, run_folder
 from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
-from nclbayes.experiments.figures.sequences import least_losses
+from nclbayes.experiments.figures.scores import least_losses, score_rows
 from nclbayes.experiments.runs import RunConfig, reopen
 from nclbayes.experiments.setups import find_setup
 from nclbayes.posterior import OnlinePosterior
@@ -42,10 +42,7 @@ def _compute(settings: Settings, place: Workplace) -> Results:
         _, tasks, learner = reopen(folder)
         floors = least_losses(tasks) if config.set == "stimulus-response" else [0.0] * len(tasks)
         rows += [{**where, **row} for row in _predictions(config, tasks, learner, floors, settings["samples"])]
-        for i, scores in enumerate(record.scores):
-            for j in range(i + 1):
-                learnt = {"tasks learnt": i + 1, "task": record.tasks[j], "number": j + 1}
-                curves.append({**where, **learnt, "loss": scores[j].loss - floors[j]})
+        curves += [{**where, **row} for row in score_rows(record, floors)]
     return Results({"summary": rows, "losses": curves}, _statements(rows))
 
 

@@ -13,9 +13,11 @@ from torch import Tensor
 from nclbayes.analysis.drawing import MARKERS, PALETTE
 from nclbayes.errors import SettingError
 from nclbayes.experiments.comparison import run_all, run_folder
-from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, panels
+from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
+from nclbayes.experiments.figures.scores import least_losses, score_rows
 from nclbayes.experiments.runs import RunConfig, reopen_each
+from nclbayes.posterior import OnlinePosterior
 from nclbayes.state import KroneckerState
 
 if TYPE_CHECKING:
@@ -63,14 +65,14 @@ def _compute(settings: Settings, place: Workplace) -> Results:
     records = run_all(
         [(config, folder) for config, _, folder in runs], jobs=place.jobs, progress=place.progress, say=place.say
     )
-    losses: list[Row] = []
+    scores: list[Row] = []
     similarity: list[Row] = []
     for (config, weight, folder), record in zip(runs, records, strict=True):
         where = {"method": config.method, "lambda": weight, "seed": config.seed}
-        for task, score in zip(record.tasks, record.scores[-1], strict=True):
-            losses.append({**where, "task": task, "loss": score.loss, "accuracy": score.accuracy})
-        similarity += [{**where, **row} for row in _resemblance(folder)]
-    return Results({"losses": losses, "preconditioner": similarity}, _statements(losses, similarity))
+        _, tasks, learners = reopen_each(folder)
+        scores += [{**where, **row} for row in score_rows(record, least_losses(tasks))]
+        similarity += [{**where, **row} for row in _resemblance(learners)]
+    return Results({"scores": scores, "preconditioner": similarity}, _statements(_final(scores), similarity))
 
 
 def _run(
@@ -93,9 +95,8 @@ def _run(
     return config, weight, run_folder(place.out / "runs" / f"lambda-{weight:g}", config)
 
 
-def _resemblance(folder: Path) -> list[Row]:
+def _resemblance(learners: Sequence[OnlinePosterior]) -> list[Row]:
     """How Adam's preconditioner after each task but the first compares with the diagonal of the prior of that task."""
-    _, _, learners = reopen_each(folder)
     rows: list[Row] = []
     for k, (before, after) in enumerate(pairwise(learners), start=2):
         for name, state in before.blocks.items():
@@ -107,43 +108,57 @@ def _resemblance(folder: Path) -> list[Row]:
     return rows
 
 
-def _mean(rows: Sequence[Row], what: str) -> float:
-    return sum(row[what] for row in rows) / max(1, len(rows))
+def _final(scores: Sequence[Row]) -> list[Row]:
+    """The scores after all tasks."""
+    count = max(row["tasks learnt"] for row in scores)
+    return [row for row in scores if row["tasks learnt"] == count]
 
 
 def _at(rows: Sequence[Row], method: str, weight: float, what: str) -> float:
-    return _mean([row for row in rows if row["method"] == method and row["lambda"] == weight], what)
+    """The mean over tasks or blocks, and seeds."""
+    values = [row[what] for row in rows if row["method"] == method and row["lambda"] == weight]
+    return sum(values) / max(1, len(values))
 
 
-def _statements(losses: Sequence[Row], similarity: Sequence[Row]) -> list[Statement]:
-    weights = sorted({row["lambda"] for row in losses})
-    low, high = weights[0], weights[-1]
-    found = []
-    for claim, left, right in (
-        ("NCL at the least lambda ends lower than KFAC at it", ("laplace-ncl", low), ("kfac", low)),
-        ("KFAC does better at some larger lambda", ("kfac", None), ("kfac", low)),
-        ("so does decoupled KFAC", ("decoupled-kfac", None), ("decoupled-kfac", low)),
-    ):
-        method, weight = left
-        candidates = weights[1:] if weight is None else [weight]
-        best = min(_at(losses, method, w, "loss") for w in candidates)
-        other = _at(losses, right[0], right[1] or low, "loss")
-        found.append(Statement(claim, best < other, f"mean loss {best:.3f} against {other:.3f}"))
+def _statements(final: Sequence[Row], similarity: Sequence[Row]) -> list[Statement]:
+    weights = sorted({row["lambda"] for row in final})
+    ncl, kfac, decoupled, reverse = ([_at(final, method, w, "loss") for w in weights] for method in METHODS)
+    found = [
+        _less("NCL at the least lambda ends lower than KFAC at it", ncl[0], kfac[0]),
+        _less("KFAC does better at some larger lambda", min(kfac[1:]), kfac[0]),
+        _less("so does decoupled KFAC", min(decoupled[1:]), decoupled[0]),
+        _less("the best of reverse decoupled is worse than that of KFAC", min(kfac), min(reverse)),
+        _less("and than that of decoupled KFAC", min(decoupled), min(reverse)),
+    ]
+    spread = [max(losses) / min(losses) for losses in (ncl, kfac)]
+    claim = "NCL depends less on lambda than KFAC"
+    found.append(
+        Statement(claim, spread[0] < spread[1], f"highest over lowest {spread[0]:.2f} against {spread[1]:.2f}")
+    )
     if similarity:
-        ends = [_at(similarity, "kfac", weight, "kl") for weight in (low, high)]
+        ends = [_at(similarity, "kfac", weight, "kl") for weight in (weights[0], weights[-1])]
         claim = "with lambda, Adam's preconditioner comes to resemble the prior's diagonal"
         found.append(Statement(claim, ends[1] < ends[0], f"scale-free KL a weight {ends[0]:.3f} -> {ends[1]:.3f}"))
     return found
 
 
+def _less(claim: str, left: float, right: float) -> Statement:
+    return Statement(claim, left < right, f"mean loss {left:.3f} against {right:.3f}")
+
+
 def _draw(results: Results) -> Mapping[str, Figure]:
-    losses, similarity = results.tables["losses"], results.tables["preconditioner"]
-    weights = sorted({row["lambda"] for row in losses})
+    scores, similarity = results.tables["scores"], results.tables["preconditioner"]
+    weights = sorted({row["lambda"] for row in scores})
+    return {"lambda": _summary(_final(scores), similarity, weights), "tasks": _courses(scores, weights)}
+
+
+def _summary(final: Sequence[Row], similarity: Sequence[Row], weights: Sequence[float]) -> Figure:
+    """The loss in the end by lambda, and how close Adam's preconditioner is to the prior's diagonal."""
     with panels(1, 2, FULL_WIDTH, 6.0) as (figure, ((left, right),)):
         for i, method in enumerate(METHODS):
             look = {"color": PALETTE[i], "marker": MARKERS[i], "label": method}
-            left.plot(weights, [_at(losses, method, w, "loss") for w in weights], **look)
-        loss_axis(left, [_at(losses, method, w, "loss") for method in METHODS for w in weights])
+            left.plot(weights, [_at(final, method, w, "loss") for w in weights], **look)
+        loss_axis(left, [_at(final, method, w, "loss") for method in METHODS for w in weights])
         left.set(xscale="log", xlabel=r"$\lambda$", ylabel="mean loss after all tasks")
         left.legend(fontsize=7)
         for i, block in enumerate(sorted({row["block"] for row in similarity})):
@@ -156,7 +171,23 @@ def _draw(results: Results) -> Mapping[str, Figure]:
         right.set_title("prior's diagonal and Adam's preconditioner")
         for name, panel in zip("AB", (left, right), strict=True):
             letter(panel, name)
-    return {"lambda": figure}
+    return figure
+
+
+def _courses(scores: Sequence[Row], weights: Sequence[float]) -> Figure:
+    """The loss on each task from when it was learnt on: a row for each method, a column for each lambda."""
+    size = (len(METHODS), len(weights))
+    with panels(*size, FULL_WIDTH, 16.0, sharex=True, sharey=True) as (figure, axes):
+        for row, method in zip(axes, METHODS, strict=True):
+            for panel, weight in zip(row, weights, strict=True):
+                loss_by_task(panel, [r for r in scores if r["method"] == method and r["lambda"] == weight])
+                panel.label_outer()
+            row[0].set_ylabel(f"{method}\nloss on each task")
+        for panel, weight in zip(axes[0], weights, strict=True):
+            panel.set_title(rf"$\lambda = {weight:g}$")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=7)
+    return figure
 
 
 RECIPE = Recipe(

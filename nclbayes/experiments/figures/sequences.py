@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ from nclbayes.analysis.record import Record
 from nclbayes.experiments.comparison import run_all, run_folder
 from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
+from nclbayes.experiments.figures.scores import least_losses, score_rows
 from nclbayes.experiments.runs import RunConfig
 from nclbayes.experiments.setups import find_setup
-from nclbayes.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,42 +59,21 @@ def run_variants(name: str, settings: Settings, place: Workplace) -> dict[str, l
     return {label: records[i * seeds : (i + 1) * seeds] for i, label in enumerate(settings["variants"])}
 
 
-def least_losses(tasks: Sequence[Task]) -> list[float]:
-    """The loss on each stimulus-response task of a network that makes no error: what a normal density costs anyway.
-
-    Args:
-        tasks: The tasks, with test data.
-
-    Returns:
-        ``log(2 pi / w) / 2`` for each output that counts w, summed over a trial; the mean over trials.
-    """
-    found = []
-    for task in tasks:
-        total, trials = 0.0, 0
-        for *_, weight, y in task.epoch(1024, test=True):
-            counts = weight.expand_as(y)
-            total += float((2 * math.pi / counts[counts > 0]).log().sum()) / 2
-            trials += len(y)
-        found.append(total / trials)
-    return found
-
-
 def _tables(records: Mapping[str, Sequence[Record]], least: Sequence[Sequence[float]] = ()) -> dict[str, list[Row]]:
     """Every score of every run, and what is left of each task in the end; losses above the least of that seed."""
     scores: list[Row] = []
     final: list[Row] = []
     for label, runs in records.items():
         for seed, record in enumerate(runs):
-            for i, row in enumerate(record.scores):
-                for j in range(i + 1):
-                    where = {"method": label, "seed": seed, "task": record.tasks[j], "number": j + 1}
-                    floor = least[seed][j] if least else 0.0
-                    score = {"loss": row[j].loss - floor, "accuracy": row[j].accuracy}
-                    scores.append({**where, "tasks learnt": i + 1, **score})
-                    if i == len(record.scores) - 1:
-                        learnt = record.scores[j][j]
-                        after = {"loss when learnt": learnt.loss - floor, "accuracy when learnt": learnt.accuracy}
-                        final.append({**where, **score, **after})
+            where = {"method": label, "seed": seed}
+            rows = score_rows(record, least[seed] if least else ())
+            scores += [{**where, **row} for row in rows]
+            learnt = {row["number"]: row for row in rows if row["number"] == row["tasks learnt"]}
+            for row in rows:
+                if row["tasks learnt"] == len(record.scores):
+                    then = learnt[row["number"]]
+                    after = {"loss when learnt": then["loss"], "accuracy when learnt": then["accuracy"]}
+                    final.append({**where, **row, **after})
     return {"scores": scores, "final": final}
 
 

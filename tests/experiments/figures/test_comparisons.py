@@ -9,11 +9,15 @@ import pyro
 import pytest
 import torch
 
+from nclbayes.analysis.evaluation import Score
+from nclbayes.analysis.record import Record
 from nclbayes.errors import DataError
 from nclbayes.experiments.figures import FIGURES, Results, Workplace, make
 from nclbayes.experiments.figures.feedforward import PUBLISHED, _statements
+from nclbayes.experiments.figures.prior_weight import _statements as lambda_statements
 from nclbayes.experiments.figures.prior_weight import diagonal_scale_free_kl
-from nclbayes.experiments.figures.sequences import NCL, WEAK_KFAC, _worst_ratio, least_losses
+from nclbayes.experiments.figures.scores import least_losses, score_rows
+from nclbayes.experiments.figures.sequences import NCL, WEAK_KFAC, _worst_ratio
 from nclbayes.experiments.setups import find_setup
 from nclbayes.kronecker.divergence import scale_free_kl
 from nclbayes.nn import Normal
@@ -85,7 +89,7 @@ def test_the_least_loss_is_that_of_the_targets_themselves() -> None:
 @pytest.mark.slow
 def test_lambda_compares_losses_and_preconditioners(tmp_path: Path) -> None:
     results = quick("lambda", tmp_path)
-    assert {row["method"] for row in results.tables["losses"]} == {
+    assert {row["method"] for row in results.tables["scores"]} == {
         "laplace-ncl",
         "kfac",
         "decoupled-kfac",
@@ -94,7 +98,40 @@ def test_lambda_compares_losses_and_preconditioners(tmp_path: Path) -> None:
     assert len({row["block"] for row in results.tables["preconditioner"]}) == 2
     assert all(row["kl"] >= 0 for row in results.tables["preconditioner"])
     assert {row["task"] for row in results.tables["preconditioner"]} == {2}
-    assert len(list((tmp_path / "runs").glob("lambda-*/*/seed-0/record.json"))) == len(results.tables["losses"]) // 2
+    runs = len(list((tmp_path / "runs").glob("lambda-*/*/seed-0/record.json")))
+    assert runs == 8
+    assert len(results.tables["scores"]) == 3 * runs
+    assert len(results.statements) == 7
+
+
+def test_what_the_paper_says_of_lambda_can_fail() -> None:
+    def claims(ncl: float, kfac: float, decoupled: float, reverse: float, kl: float) -> list[bool]:
+        """At lambda = 1 NCL has the loss 1 and the others 10; the losses at lambda = 100 are given."""
+        methods = ("laplace-ncl", "kfac", "decoupled-kfac", "reverse-decoupled-kfac")
+        pairs = zip(methods, ((1.0, ncl), (10.0, kfac), (10.0, decoupled), (10.0, reverse)), strict=True)
+        final = [
+            {"method": method, "lambda": weight, "loss": loss}
+            for method, losses in pairs
+            for weight, loss in zip((1.0, 100.0), losses, strict=True)
+        ]
+        similarity = [{"method": "kfac", "lambda": weight, "kl": k} for weight, k in ((1.0, 2.0), (100.0, kl))]
+        return [statement.holds for statement in lambda_statements(final, similarity)]
+
+    assert claims(1.5, 2.0, 3.0, 5.0, 1.0) == [True] * 7
+    assert claims(20.0, 11.0, 12.0, 4.0, 3.0) == [True] + [False] * 6
+
+
+def test_scores_are_rows_from_when_a_task_was_learnt() -> None:
+    record = Record(["a", "b"])
+    for row in ([(0.5, 3.0), (0.1, 9.0)], [(0.4, 4.0), (0.9, 2.5)]):
+        record.add([Score(accuracy, loss, 0.0, 8) for accuracy, loss in row])
+    rows = score_rows(record, [1.0, 2.0])
+    assert [(row["task"], row["tasks learnt"], row["loss"]) for row in rows] == [
+        ("a", 1, 2.0),
+        ("a", 2, 3.0),
+        ("b", 2, 0.5),
+    ]
+    assert [row["accuracy"] for row in score_rows(record)] == [0.5, 0.4, 0.9]
 
 
 def test_the_diagonal_divergence_is_the_dense_one() -> None:
