@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from nclbayes.errors import FileError, NonFiniteError, SettingError
 from nclbayes.experiments.runs import RunConfig, run
 from nclbayes.experiments.setups import find_setup
+from nclbayes.methods import find_method
 
 if TYPE_CHECKING:
     import optuna
@@ -36,6 +37,7 @@ class Range:
         low: The least value.
         high: The greatest.
         factor: The ratio of neighbours on a grid.
+        whole: Whether only whole numbers will do.
 
     Raises:
         SettingError: If it is empty or not positive.
@@ -45,10 +47,13 @@ class Range:
     low: float
     high: float
     factor: float = 10.0
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high < math.inf:
             raise SettingError(f"A range needs 0 < low <= high, both finite, not {self.low:g} to {self.high:g}.")
+        if self.whole and round(self.low) < 1:
+            raise SettingError(f"{self.name} is a whole number of at least 1: its range cannot begin at {self.low:g}.")
 
     @classmethod
     def parse(cls, text: str) -> Range:
@@ -74,13 +79,20 @@ class Range:
         return cls(name.strip(), *ends)
 
     def grid(self) -> list[float]:
-        """From low on, each so many times the one before, up to high."""
-        steps = math.floor(math.log(self.high / self.low, self.factor) + 1e-6)
-        return [min(self.low * self.factor**i, self.high) for i in range(steps + 1)]
+        """From low on, each so many times the one before, and high."""
+        steps = math.ceil(math.log(self.high / self.low, self.factor) - 1e-6)
+        values = [self.low * self.factor**i for i in range(steps)] + [self.high]
+        return list(dict.fromkeys(map(round, values))) if self.whole else values
+
+    def suggest(self, trial: optuna.Trial) -> float:
+        """A sampler's next value, or that of the grid which the trial stands for."""
+        if self.whole:
+            return trial.suggest_int(self.name, round(self.low), round(self.high), log=True)
+        return trial.suggest_float(self.name, self.low, self.high, log=True)
 
 
 # The paper's ranges. Of NCL it varies p_w^-2 = N s^2 from 1e2 to 1e11, with N = 12,000: s from 0.09 to 2,900.
-_SCALES = Range("prior_scale", 0.0913, 2888.0, factor=math.sqrt(10))
+_SCALES = Range("prior_scale", math.sqrt(1e2 / 12_000), math.sqrt(1e11 / 12_000), factor=math.sqrt(10))
 PAPER_RANGES: dict[str, Range] = {
     "si": Range("prior_weight", 1e-5, 1e8),
     "ewc": Range("prior_weight", 1e-4, 1e14),
@@ -117,8 +129,9 @@ class Search:
         names = [r.name for r in self.ranges]
         if len(set(names)) < len(names):
             raise SettingError(f"A setting can have one range only, and these are of {', '.join(names)}.")
-        if not self.ranges:
-            object.__setattr__(self, "ranges", (PAPER_RANGES.get(self.base.method, _SCALES),))
+        ranges = self.ranges or (PAPER_RANGES.get(self.base.method, _SCALES),)
+        whole = find_method(self.base.method).whole_numbers
+        object.__setattr__(self, "ranges", tuple(replace(r, whole=r.name in whole) for r in ranges))
 
     @property
     def count(self) -> int:
@@ -242,8 +255,8 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
     """
     optuna = _optuna()
     # What the method refuses, and data that are not here, are errors before anything is written.
-    for end in ("low", "high"):
-        search.config({r.name: getattr(r, end) for r in search.ranges})
+    for end in (0, -1):
+        search.config({r.name: r.grid()[end] for r in search.ranges})
     base = search.base
     find_setup(base.set).make_tasks(base.scenario, base.seed, base.size)
     try:
@@ -301,7 +314,7 @@ class _Trials:
         """Begin one more trial; `evaluate` returns something that is ready() at some time and then has its get()."""
         trial = self._study.ask()
         self.left -= 1
-        values = {r.name: trial.suggest_float(r.name, r.low, r.high, log=True) for r in self._search.ranges}
+        values = {r.name: r.suggest(trial) for r in self._search.ranges}
         try:
             self.running.append((trial, values, evaluate(self._search.config(values))))
         except BaseException:

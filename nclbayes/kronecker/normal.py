@@ -265,7 +265,7 @@ def _matrix_normal_base(distribution: Independent[Any], other: KroneckerNormal) 
     if not isinstance(base, Normal) or len(distribution.event_shape) != 2:
         raise NotImplementedError("KL with a KroneckerNormal is known for Independent(Normal, 2) only.")
     if distribution.event_shape != other.event_shape:
-        raise ValueError(
+        raise MatrixError(
             "KL between matrices of different shapes: "
             f"KroneckerNormal {tuple(other.event_shape)}, Independent {tuple(distribution.event_shape)}."
         )

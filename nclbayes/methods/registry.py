@@ -50,6 +50,12 @@ class Method:
     engine: type[Engine]
     learner: type[OnlinePosterior] = OnlinePosterior
 
+    @property
+    def whole_numbers(self) -> frozenset[str]:
+        """The settings that are whole numbers."""
+        own = {name for name, value in self.learner.learner_settings.items() if isinstance(value, int)}
+        return frozenset(own | {field.name for field in fields(self.engine) if field.type in ("int", "int | None")})
+
     def build(self, model: Model, settings: Mapping[str, Any], generator: torch.Generator) -> OnlinePosterior:
         """A learner that has seen nothing yet.
 

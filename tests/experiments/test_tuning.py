@@ -24,6 +24,31 @@ def test_ranges_are_the_papers_unless_given() -> None:
     assert PAPER_RANGES["si"].grid()[-1] == pytest.approx(1e8)
     assert Search(RunConfig.of("split-digits", "owm"), sampler="tpe").count == 20
     assert Range.parse("alpha=1e-3:0.1").grid() == pytest.approx([1e-3, 1e-2, 1e-1])
+    assert Range.parse("alpha=2:30").grid() == pytest.approx([2, 20, 30])
+    assert Range.parse("alpha=2:2").grid() == [2.0]
+
+
+@pytest.mark.parametrize(("method", "name"), [("owm", "batch_size"), ("replay", "keep")])
+def test_settings_that_are_whole_numbers_are_sought_among_whole_numbers(
+    method: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+
+    def fake(config: RunConfig, **rest: Any) -> Record:
+        tried.append(config.settings[name])
+        record = Record(["a"])
+        record.add([Score(0.5, 0.1, 0.0, 10)])
+        return record
+
+    monkeypatch.setattr(tuning, "run", fake)
+    base, values = RunConfig.of("split-digits", method), (Range(name, 5.0, 123.0),)
+    tune(Search(base, values), tmp_path / "grid")
+    assert sorted(tried) == [5, 50, 123]
+    tune(Search(base, values, trials=3, sampler="tpe"), tmp_path / "tpe")
+    assert len(tried) == 6
+    assert all(isinstance(value, int) for value in tried)
+    with pytest.raises(SettingError, match=f"{name} is a whole number of at least 1"):
+        Search(base, (Range(name, 0.1, 5.0),))
 
 
 def test_a_range_is_checked_at_both_ends_and_given_once(tried: list[float], tmp_path: Path) -> None:
