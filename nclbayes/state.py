@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -15,6 +16,7 @@ from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
 from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, SumRule, kronecker_sum
 from nclbayes.kronecker.triangular import between_triangles
+from nclbayes.storage import memory_of
 from nclbayes.watch import Latent
 
 
@@ -230,6 +232,21 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     p = state.precision
     parts = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root", "logdet")
     return {"loc": state.loc, **{part: getattr(p, part) for part in parts}}
+
+
+def fingerprint(state: State) -> int:
+    """A checksum of a state: whether a block is as it was left, wherever it has been since.
+
+    Args:
+        state: The state.
+
+    Returns:
+        A number of 32 bits, the same on every device and with any number of threads.
+    """
+    checksum = 0
+    for tensor in state_tensors(state).values():
+        checksum = zlib.crc32(memory_of(tensor), checksum)
+    return checksum
 
 
 def state_settings(state: State) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from nclbayes.engines.curvature import task_fisher
 from nclbayes.engines.loop import run_loop
 from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
-from nclbayes.methods.owm import refuse_other_engines
+from nclbayes.methods.owm import refuse_other_engines, signed
 from nclbayes.methods.plain import PlainStepper
-from nclbayes.state import KroneckerState, State
+from nclbayes.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,7 @@ class GPM(Engine):
         Raises:
             SettingError: If another engine has learnt earlier tasks.
         """
-        maps = (name for name, state in problem.states.items() if isinstance(state, KroneckerState))
-        refuse_other_engines(self, problem, (f"gpm/{name}" for name in maps if name in problem.trained))
+        refuse_other_engines(self, problem)
         bases = {name: problem.memory.get(f"gpm/{name}") for name in problem.states}
         projections = {
             name: _complement(basis, problem.start[name]) for name, basis in bases.items() if basis is not None
@@ -77,7 +76,7 @@ class GPM(Engine):
             for name, fisher in fishers.items()
             if isinstance(fisher, KroneckerFisher)
         }
-        return Outcome(after, history, memory=memory)
+        return signed(self, Outcome(after, history, memory=memory))
 
 
 def grow_basis(basis: Tensor | None, inputs: Tensor, threshold: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from nclbayes.engines.laplace import LaplaceNCL
 from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.kronecker import KroneckerPrecision
-from nclbayes.state import DiagonalState, KroneckerState, State
+from nclbayes.state import DiagonalState, KroneckerState, State, fingerprint
 
 
 def activity_factors(theta: Tensor, fisher: KroneckerFisher, both_sides: bool) -> tuple[Tensor, Tensor]:
@@ -84,13 +84,12 @@ class OWM(LaplaceNCL):
         Raises:
             SettingError: If another engine has learnt earlier tasks.
         """
-        maps = (name for name, state in problem.states.items() if isinstance(state, KroneckerState))
-        refuse_other_engines(self, problem, (f"{_kept(self, name)}/tasks" for name in maps if name in problem.trained))
+        refuse_other_engines(self, problem)
         states = {
             name: _isotropic(state) if isinstance(state, DiagonalState) or name not in problem.trained else state
             for name, state in problem.states.items()
         }
-        return super().run(replace(problem, states=states))
+        return signed(self, super().run(replace(problem, states=states)))
 
     def _is_bayes(self) -> bool:
         """It is not: there is no posterior."""
@@ -131,12 +130,17 @@ class OWM(LaplaceNCL):
 
     def _precision(self, sides: Mapping[str, Tensor], state: KroneckerState) -> KroneckerPrecision:
         """Of the prior's scale, and the identity where no task had any input: P^-1 on each side."""
-        A = _identity(sides["input"].shape[-1], sides["input"]) + sides["input"] / self.alpha
-        G = sides["output"]
+        A, G = self._inverse_projection(sides["input"]), sides["output"]
         if self.both_sides:
-            G = _identity(G.shape[-1], G) + G / self.alpha
+            G = self._inverse_projection(G)
         tau = torch.tensor(state.log_scale, dtype=A.dtype, device=A.device).exp()
         return KroneckerPrecision.factorise(tau * A, G.expand(*A.shape[:-2], *G.shape[-2:]).contiguous())
+
+    def _inverse_projection(self, power: Tensor) -> Tensor:
+        """I + power / alpha; rounding makes powers of nothing a little negative, which a small alpha would enlarge."""
+        values, vectors = torch.linalg.eigh(power)
+        scaled = (vectors * (values.clamp(min=0) / self.alpha).unsqueeze(-2)) @ vectors.mT
+        return _identity(power.shape[-1], power) + (scaled + scaled.mT) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,23 +207,43 @@ class LaplaceDOWM(LaplaceOWM):
     both_sides: ClassVar[bool] = True
 
 
-def refuse_other_engines(engine: Engine, problem: Problem, needed: Iterable[str]) -> None:
+def refuse_other_engines(engine: Engine, problem: Problem) -> None:
     """Refuse to go on where another engine has learnt: what it knows of earlier tasks would be lost.
 
     Args:
         engine: The engine.
         problem: The task, and what earlier ones left.
-        needed: What the engine must have kept of blocks that an earlier task has trained.
 
     Raises:
-        SettingError: If it did not.
+        SettingError: If a linear map that earlier tasks have trained is not as this engine left it.
     """
-    if any(name not in problem.memory for name in needed):
-        name = type(engine).__name__
-        raise SettingError(
-            f"Another engine than {name} has learnt earlier tasks of this posterior, and {name} protects only what it "
-            "has seen itself: start a new posterior with it, or go on with the other engine."
-        )
+    for name, state in problem.states.items():
+        left = problem.memory.get(f"{_kept(engine, name)}/left")
+        is_left = left is not None and int(left) == fingerprint(state)
+        if isinstance(state, KroneckerState) and name in problem.trained and not is_left:
+            kind = type(engine).__name__
+            raise SettingError(
+                f"Another engine than {kind} has learnt earlier tasks of this posterior, and {kind} protects only what "
+                "it has seen itself: start a new posterior with it, or go on with the other engine."
+            )
+
+
+def signed(engine: Engine, outcome: Outcome) -> Outcome:
+    """An outcome that :func:`refuse_other_engines` will know again.
+
+    Args:
+        engine: The engine.
+        outcome: What it made of a task.
+
+    Returns:
+        The same, with how it left the linear maps in memory.
+    """
+    left = {
+        f"{_kept(engine, name)}/left": torch.tensor(fingerprint(state), device="cpu")
+        for name, state in outcome.states.items()
+        if isinstance(state, KroneckerState)
+    }
+    return replace(outcome, memory={**outcome.memory, **left})
 
 
 def _kept(engine: Engine, name: str) -> str:

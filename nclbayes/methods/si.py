@@ -12,7 +12,7 @@ from torch import Tensor
 from nclbayes.engines.base import Outcome, Problem
 from nclbayes.engines.loop import run_loop
 from nclbayes.methods.adam import AdamEngine, AdamStepper
-from nclbayes.state import DiagonalState, State, Structure
+from nclbayes.state import DiagonalState, State, Structure, fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +66,15 @@ class SynapticIntelligence(AdamEngine):
             precision, omega = state.precision + 2 * size * importance, omegas[name]
             after[name] = replace(state, loc=theta, precision=precision)
             memory[f"si/{name}"] = importance if omega is None else omega.to(way) + importance
-            left = torch.stack([torch.tensor(size, dtype=torch.float64, device="cpu"), precision.sum().cpu()])
-            memory[f"si/{name}/left"] = left
+            left = (size, fingerprint(after[name]))
+            memory[f"si/{name}/left"] = torch.tensor(left, dtype=torch.float64, device="cpu")
         return Outcome(after, history, memory=memory)
 
 
 def _importance(state: State, problem: Problem) -> Tensor | None:
-    """Omega, if the precision is still the one that it was left in: another engine may have changed it since."""
-    assert isinstance(state, DiagonalState)
+    """Omega, if the block is still as it was left: another engine may have learnt since."""
     left = problem.memory.get(f"si/{state.block.name}/left")
-    untouched = left is not None and float(left[1]) == float(state.precision.sum())
+    untouched = left is not None and int(left[1]) == fingerprint(state)
     return problem.memory[f"si/{state.block.name}"] if untouched else None
 
 

@@ -164,10 +164,34 @@ def test_the_penalty_of_si_does_not_depend_on_the_size_of_the_next_task() -> Non
         posterior = ncl.OnlinePosterior(classifier(prior=1e4), SynapticIntelligence(steps=30, batch_size=60))
         posterior.update(classification_task(1))
         repeated = ncl.Task((x.repeat(repeats, 1), y.repeat(repeats)), name="again")
-        posterior.update(repeated, engine=SynapticIntelligence(steps=1, batch_size=60 * repeats, prior_weight=1e3))
-        posterior.update(repeated, engine=SynapticIntelligence(steps=1, batch_size=60 * repeats, prior_weight=1e3))
+        # From the second step on the penalty pulls.
+        engine = SynapticIntelligence(steps=6, batch_size=60 * repeats, prior_weight=1e3)
+        posterior.update(repeated, engine=engine)
+        posterior.update(repeated, engine=engine)
         moved.append(posterior.mean()["0.weight"])
     torch.testing.assert_close(moved[0], moved[1])
+
+
+def test_si_goes_on_with_its_importances_with_any_number_of_threads() -> None:
+    """A sum over so many precisions depends on how many threads share it; what tells whose they are must not."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ncl.BayesianNetwork(nn.Linear(1000, 200), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+    g = torch.Generator().manual_seed(0)
+    task = ncl.Task((torch.randn(16, 1000, generator=g), torch.randn(16, 200, generator=g)), name="noise")
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            posterior = ncl.OnlinePosterior(model, SynapticIntelligence(steps=2, batch_size=16))
+            for number in (1, count):
+                torch.set_num_threads(number)
+                posterior.update(task)
+            (block,) = posterior.blocks
+            found.append(posterior.memory[f"si/{block}"])
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -120,16 +120,32 @@ def test_gpm_protects_every_map_of_a_stack() -> None:
 
 
 def test_gpm_leaves_the_outputs_on_protected_inputs_as_they_were() -> None:
-    model, task = classifier(), classification_task(1)
-    posterior = ncl.OnlinePosterior(model, GPM(steps=30, batch_size=60, threshold=1.0))
+    task = classification_task(1)
+    posterior = ncl.OnlinePosterior(classifier(), GPM(steps=30, batch_size=60, threshold=1.0))
     flat = ncl.Task((F.pad(task.train[0][:, :2], (0, 3)), task.train[1]), name="two inputs")
     posterior.update(flat)
-    before = F.linear(flat.train[0], posterior.mean()["0.weight"], posterior.mean()["0.bias"])
+    learnt = posterior.mean()
+    before = F.linear(flat.train[0], learnt["0.weight"], learnt["0.bias"])
     posterior.update(classification_task(7))
     after = F.linear(flat.train[0], posterior.mean()["0.weight"], posterior.mean()["0.bias"])
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
     moved = F.linear(task.train[0], posterior.mean()["0.weight"], posterior.mean()["0.bias"])
-    assert not torch.allclose(moved, F.linear(task.train[0], model.initial_values()["0.weight"]), atol=1e-2)
+    assert not torch.allclose(moved, F.linear(task.train[0], learnt["0.weight"], learnt["0.bias"]), atol=1e-2)
+
+
+@pytest.mark.parametrize("engine", [OWM, DOWM])
+def test_an_alpha_below_the_rounding_of_the_inputs_power_will_do(engine: type[OWM]) -> None:
+    """Inputs that span a few directions, as pixels do: what is left of the others is rounding, of either sign."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=g) @ torch.randn(3, 60, generator=g)
+    model = ncl.BayesianNetwork(nn.Linear(60, 2), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, engine(steps=5, alpha=1e-12))
+    posterior.update(ncl.Task((x, x[:, 0].gt(0).long()), name="plane"))
+    before = posterior.mean()
+    posterior.update(ncl.Task((x.flip(1), x[:, 0].gt(0).long()), name="another"))
+    after = posterior.mean()
+    outputs = [F.linear(x, m["weight"], m["bias"]) for m in (before, after)]
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import nclbayes as ncl
+from nclbayes.engines.base import Engine
 from nclbayes.errors import NonFiniteError, SettingError, UnsupportedUseError
 from nclbayes.methods import EWC, GPM, KFAC, METHODS, OWM, VCL, PlainTraining, SynapticIntelligence
 from tests.engines.test_laplace import classification_task, classifier
@@ -21,6 +22,18 @@ def test_methods_that_protect_what_they_saw_do_not_go_on_from_another_engine(eng
     with pytest.raises(SettingError, match="Another engine than"):
         posterior.update(classification_task(1), engine=engine)
     assert posterior.tasks == ("classes 0",)
+
+
+@pytest.mark.parametrize("engine", [OWM(steps=5), GPM(steps=5)], ids=["owm", "gpm"])
+@pytest.mark.parametrize("between", [ncl.LaplaceNCL(steps=5), PlainTraining(steps=5)], ids=["ncl", "plain"])
+def test_nor_do_they_come_back_after_another_engine(engine: OWM | GPM, between: Engine) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), engine)
+    for k in range(2):
+        posterior.update(classification_task(k))
+    posterior.update(classification_task(2), engine=between)
+    with pytest.raises(SettingError, match="Another engine than"):
+        posterior.update(classification_task(3))
+    assert len(posterior.tasks) == 3
 
 
 @pytest.mark.parametrize("method", ["owm", "dowm", "laplace-owm", "laplace-dowm", "gpm"])
