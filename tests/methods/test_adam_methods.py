@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.errors import SettingError
 from nclbayes.methods import EWC, KFAC, DecoupledKFAC, ReverseDecoupledKFAC, SynapticIntelligence
+from nclbayes.state import fingerprint
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 
 
@@ -172,26 +175,16 @@ def test_the_penalty_of_si_does_not_depend_on_the_size_of_the_next_task() -> Non
     torch.testing.assert_close(moved[0], moved[1])
 
 
-def test_si_goes_on_with_its_importances_with_any_number_of_threads() -> None:
-    """A sum over so many precisions depends on how many threads share it; what tells whose they are must not."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = ncl.BayesianNetwork(nn.Linear(1000, 200), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
-    g = torch.Generator().manual_seed(0)
-    task = ncl.Task((torch.randn(16, 1000, generator=g), torch.randn(16, 200, generator=g)), name="noise")
-    threads, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            posterior = ncl.OnlinePosterior(model, SynapticIntelligence(steps=2, batch_size=16))
-            for number in (1, count):
-                torch.set_num_threads(number)
-                posterior.update(task)
-            (block,) = posterior.blocks
-            found.append(posterior.memory[f"si/{block}"])
-    finally:
-        torch.set_num_threads(threads)
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-2, atol=1e-3)
+def test_si_knows_its_precisions_again_by_their_bits() -> None:
+    posterior = ncl.OnlinePosterior(classifier(), SynapticIntelligence(steps=5))
+    posterior.update(classification_task(0))
+    for name, state in posterior.blocks.items():
+        left = int(posterior.memory[f"si/{name}/left"][1])
+        assert fingerprint(state) == left
+        assert fingerprint(replace(state, precision=state.precision.mT.contiguous().mT)) == left
+        # The same numbers elsewhere, whose sum is the same.
+        assert fingerprint(replace(state, precision=state.precision.flip(0))) != left
+        assert fingerprint(replace(state, loc=state.loc.nextafter(state.loc + 1))) != left
 
 
 @pytest.mark.parametrize(
