@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,8 @@ def run(
     if config is not None:
         _refuse_others(context)
         chosen = RunConfig.load(config)
+        if device != "auto":
+            chosen = replace(chosen, device=read_device(device))
         out = config.parent if out is None else out
     else:
         if set is None:
@@ -227,7 +230,7 @@ def _config(
 
 def _refuse_others(context: typer.Context) -> None:
     """A configuration says everything: what else is given would be ignored."""
-    allowed = ("config", "out", "quiet", "as_json")
+    allowed = ("config", "out", "device", "quiet", "as_json")
     sources = {name: context.get_parameter_source(name) for name in context.params if name not in allowed}
     given = [
         "the task set" if name == "set" else f"--{name.replace('_', '-')}"
@@ -246,6 +249,8 @@ def _refuse_unused(tuned: list[Path] | None, configs: Sequence[RunConfig]) -> No
             raise SettingError(
                 f"'{path}' was found for {found.method} on {place}, which is not among what is to be run."
             )
+        if any(config.seed == found.seed for config in configs):
+            raise SettingError(f"'{path}' was found on seed {found.seed}: leave that out, or its result is no test.")
 
 
 def _compare(configs: list[RunConfig], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:

@@ -13,6 +13,7 @@ import torch
 import typer
 
 from nclbayes.errors import SettingError
+from nclbayes.experiments.runs import check_device
 
 Scenario = Annotated[str | None, typer.Option(help="task, domain or class, where they apply.")]
 Steps = Annotated[int | None, typer.Option(help="Steps a task; default: the task set's.")]
@@ -98,8 +99,5 @@ def read_device(name: str) -> str:
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda") and not name.startswith("cuda:"):
-        raise SettingError(f"device is '{name}'; choose auto, cpu or cuda.")
-    if name != "cpu" and not torch.cuda.is_available():
-        raise SettingError("There is no CUDA device here: use --device cpu.")
+    check_device(name)
     return name

@@ -53,6 +53,17 @@ class OnlinePosterior:
     learner_settings: ClassVar[Mapping[str, Any]] = {}
     """Further settings of a kind of posterior, with their defaults."""
 
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Refuse values of `learner_settings` that are out of range.
+
+        Args:
+            settings: By name.
+
+        Raises:
+            SettingError: If one is.
+        """
+
     def __init__(
         self,
         model: Model,

@@ -64,7 +64,7 @@ def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["run", "split-digits", "--scenario", "tsk"], "no scenario 'tsk' (did you mean 'task'?)"),
         (["run", "split-digits", "-o", "lr"], "name=value, not 'lr'"),
         (["run", "split-digits", "-o", "lr=fast"], "lr must be positive"),
-        (["run", "split-digits", "--device", "tpu"], "choose auto, cpu or cuda"),
+        (["run", "split-digits", "--device", "tpu"], "choose cpu, cuda, or one of several"),
         (["compare", "split-digits", "--seeds", "a-b"], "0-4 or 1,3,5"),
         (["report", "nowhere"], "There is no run in 'nowhere'"),
         (["data", "check", "mnits"], "mnist"),

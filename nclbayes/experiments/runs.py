@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,8 @@ def _learn(
     say: Watcher,
 ) -> Record:
     learner, record = _begin(config, model, tasks, out)
+    # A head of its own has nothing to say before its task is learnt.
+    heads_differ = any(task.context != tasks[0].context for task in tasks)
     if not record.baseline:
         record.baseline = [score.accuracy for score in _scores(config, setup, _Untrained(model, config.device), tasks)]
     while not record.is_complete:
@@ -223,7 +225,8 @@ def _learn(
                 if config.keep_each:
                     learner.save(_kept(out, k + 1))
                 learner.save(out / "posterior.ncl")
-        record.add(_scores(config, setup, learner, tasks), losses, seconds)
+        scored = tasks[: k + 1] if heads_differ else tasks
+        record.add(_scores(config, setup, learner, scored), losses, seconds)
         if out is not None:
             record.save(out / "record.json")
         say(f"{k + 1}/{len(tasks)} {tasks[k].name}: average accuracy {record.average_accuracy:.1%}")
@@ -239,13 +242,32 @@ def _prepared(config: RunConfig) -> tuple[Setup, list[Task], BayesianNetwork]:
             f"The run was begun with the features '{config.features}', and those found now are '{here}': bring the "
             "file of the former back into the cache, or begin a new run."
         )
-    tasks = setup.make_tasks(config.scenario, config.seed, config.size, None if config.shuffle else config.tasks)
+    check_device(config.device)
+    # In another order any task of the set may be among the first ones, and the network has an output for each.
+    count = config.tasks if setup.any_number or not config.shuffle else None
+    tasks = setup.make_tasks(config.scenario, config.seed, config.size, count)
+    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units)
     if config.shuffle and config.seed > 0:
         order = torch.randperm(len(tasks), generator=torch.Generator().manual_seed(config.seed))
         tasks = [tasks[int(k)] for k in order]
-    tasks = tasks[: config.tasks]
-    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units)
-    return setup, tasks, model.to(config.device)
+    return setup, setup.first(tasks, config.tasks), model.to(config.device)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not here.
+
+    Args:
+        name: Such as "cpu", "cuda" or "cuda:1".
+
+    Raises:
+        SettingError: If there is no such device.
+    """
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise SettingError(f"device is '{name}'; choose cpu, cuda, or one of several as cuda:0, cuda:1.")
+    if kind == "cuda" and int(index or 0) >= (count := torch.cuda.device_count()):
+        here = f"there are {count} CUDA devices" if count else "there is no CUDA device"
+        raise SettingError(f"device is '{name}', and {here} here: use --device cpu, with --config too.")
 
 
 def claim_folder(out: Path, config: RunConfig) -> None:
@@ -267,7 +289,8 @@ def claim_folder(out: Path, config: RunConfig) -> None:
             config.save(out / "config.json")
     except OSError as error:
         raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
-    if RunConfig.load(out / "config.json") != config:
+    # A run may go on elsewhere.
+    if replace(RunConfig.load(out / "config.json"), device=config.device) != config:
         raise FileError(
             f"'{out}' holds a run of another configuration. Choose another folder, remove that one, or run it as it is "
             f"with --config {out / 'config.json'}."

@@ -94,14 +94,16 @@ class Setup:
 
     def prior_scale(self, method: str, scenario: str) -> float:
         """The prior's standard deviation for a method in a scenario."""
-        scales = self.prior_scales.get(method) or self.prior_scales.get(_base(method)) or self.prior_scales.get("", {})
+        scales = (
+            self.prior_scales.get(method) or self.prior_scales.get(base_name(method)) or self.prior_scales.get("", {})
+        )
         return scales.get(scenario, 1.0)
 
     def engine_settings(self, method: str, scenario: str) -> dict[str, Any]:
         """A method's settings in a scenario."""
         adam = self.adam if issubclass(find_method(method).engine, AdamEngine) else {}
         changed: dict[str, Any] = {}
-        for name in (_base(method), f"{_base(method)}/{scenario}", method, f"{method}/{scenario}"):
+        for name in (base_name(method), f"{base_name(method)}/{scenario}", method, f"{method}/{scenario}"):
             changed |= self.method_settings.get(name, {})
         return {**self.settings, **adam, **changed}
 
@@ -127,7 +129,21 @@ class Setup:
             given["size"] = size
         if self.any_number and count is not None:
             given["num_tasks"] = count
-        tasks = self.tasks(**given)
+        return self.first(self.tasks(**given), count)
+
+    def first(self, tasks: list[Task], count: int | None) -> list[Task]:
+        """The first of the set's tasks.
+
+        Args:
+            tasks: All of them.
+            count: How many; None: all.
+
+        Returns:
+            So many.
+
+        Raises:
+            SettingError: If there are not so many.
+        """
         if count is not None and count > len(tasks):
             raise SettingError(f"{self.name} has {len(tasks)} tasks, not {count}.")
         return tasks[:count]
@@ -154,6 +170,13 @@ class Setup:
         return BayesianNetwork(network, self.likelihood, prior, inputs=self.inputs, weight=self.weight)
 
 
-def _base(method: str) -> str:
-    """The method that one with kept examples builds on."""
+def base_name(method: str) -> str:
+    """The method that one with kept examples builds on.
+
+    Args:
+        method: Such as "laplace-ncl-replay".
+
+    Returns:
+        Its base, such as "laplace-ncl"; of others their own name.
+    """
     return method.removesuffix("-replay").removesuffix("-coreset")

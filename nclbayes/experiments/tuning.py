@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nclbayes.errors import FileError, NonFiniteError, SettingError
+from nclbayes.errors import FileError, MatrixError, NonFiniteError, SettingError
+from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.runs import RunConfig, run
+from nclbayes.experiments.setup import base_name
 from nclbayes.experiments.setups import find_setup
 from nclbayes.methods import find_method
 
@@ -103,7 +105,9 @@ PAPER_RANGES: dict[str, Range] = {
     "dowm": Range("alpha", 1e-12, 1e6),
     "gpm": Range("threshold", 0.8, 0.999, factor=1.05),
     "laplace-ncl": _SCALES,
+    # Samples of wider priors are noise.
     "variational-ncl": Range("prior_scale", 0.01, 100.0, factor=math.sqrt(10)),
+    "vcl": Range("prior_scale", 0.01, 100.0, factor=math.sqrt(10)),
 }
 
 
@@ -129,8 +133,11 @@ class Search:
         names = [r.name for r in self.ranges]
         if len(set(names)) < len(names):
             raise SettingError(f"A setting can have one range only, and these are of {', '.join(names)}.")
-        ranges = self.ranges or (PAPER_RANGES.get(self.base.method, _SCALES),)
-        whole = find_method(self.base.method).whole_numbers
+        method = find_method(self.base.method)
+        ranges = self.ranges or (PAPER_RANGES.get(base_name(method.name), _SCALES),)
+        if not self.ranges and not method.engine.has_prior and base_name(method.name) not in PAPER_RANGES:
+            raise SettingError(f"{method.name} has no prior to search for: name a range, such as --range lr=0.001:0.1.")
+        whole = method.whole_numbers
         object.__setattr__(self, "ranges", tuple(replace(r, whole=r.name in whole) for r in ranges))
 
     @property
@@ -191,6 +198,7 @@ class Tuned:
         values: The hyperparameters.
         score: What they reached on the held-out seed: accuracy, or minus the loss where that counts.
         trials: Every value that was tried, with its score; None where learning diverged.
+        seed: The held-out seed.
     """
 
     set: str
@@ -199,6 +207,7 @@ class Tuned:
     values: Mapping[str, float]
     score: float
     trials: Sequence[Mapping[str, Any]] = ()
+    seed: int = HELD_OUT
 
     def save(self, path: Path) -> None:
         """Write the result.
@@ -250,7 +259,7 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
 
     Raises:
         SettingError: If Optuna is not installed, or the method has no such setting or refuses an end of its range.
-        FileError: If the folder cannot be written or holds another search.
+        FileError: If the folder cannot be written, holds another search, or another process is at work in it.
         NonFiniteError: If learning diverged at every value.
     """
     optuna = _optuna()
@@ -259,27 +268,22 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
         search.config({r.name: r.grid()[end] for r in search.ranges})
     base = search.base
     find_setup(base.set).make_tasks(base.scenario, base.seed, base.size)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    with sole_use(out):
         _claim(out / "search.json", search)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"Could not write to '{out}': {error.strerror}.") from None
-    trials = _Trials(optuna, search, out, say)
-    if jobs == 1:
-        while trials.left:
-            trials.start(lambda config: _Done(_evaluate(config)))
-            trials.collect()
-    else:
-        threads = max(1, torch.get_num_threads() // jobs)
-        with get_context("spawn").Pool(jobs, _begin_work, (threads,)) as pool:
-            while trials.left or trials.running:
-                while trials.left and len(trials.running) < jobs:
-                    trials.start(lambda config: pool.apply_async(_evaluate, (config,)))
-                time.sleep(0.1)
+        trials = _Trials(optuna, search, out, say)
+        if jobs == 1:
+            while trials.left:
+                trials.start(lambda config: _Done(_evaluate(config)))
                 trials.collect()
-    return trials.result()
+        else:
+            threads = max(1, torch.get_num_threads() // jobs)
+            with get_context("spawn").Pool(jobs, _begin_work, (threads,)) as pool:
+                while trials.left or trials.running:
+                    while trials.left and len(trials.running) < jobs:
+                        trials.start(lambda config: pool.apply_async(_evaluate, (config,)))
+                    time.sleep(0.1)
+                    trials.collect()
+        return trials.result()
 
 
 class _Trials:
@@ -349,7 +353,7 @@ class _Trials:
             )
         base, best = self._search.base, self._study.best_trial
         trials = [{**trial.params, "score": trial.value} for trial in done]
-        tuned = Tuned(base.set, base.method, base.scenario, best.params, float(best.value or 0.0), trials)
+        tuned = Tuned(base.set, base.method, base.scenario, best.params, float(best.value or 0.0), trials, base.seed)
         tuned.save(self._out / "tuned.json")
         return tuned
 
@@ -371,10 +375,10 @@ class _Done:
 
 
 def _evaluate(config: RunConfig) -> float | None:
-    """What a run reaches: accuracy, or minus the loss where that counts; None if learning diverges."""
+    """What a run reaches: accuracy, or minus the loss where that counts; None if numbers fail or learning diverges."""
     try:
         record = run(config, progress=False)
-    except NonFiniteError:
+    except (NonFiniteError, MatrixError):
         return None
     return -record.average_loss if find_setup(config.set).endless else record.average_accuracy
 
@@ -390,17 +394,21 @@ def _study(optuna: Any, out: Path) -> optuna.Study:
     from optuna.storages.journal import JournalFileBackend
 
     storage = JournalStorage(JournalFileBackend(str(out / "trials.log")))
-    sampler = optuna.samplers.TPESampler(seed=0)
-    return optuna.create_study(
-        storage=storage, sampler=sampler, study_name="search", direction="maximize", load_if_exists=True
-    )
+    study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
+    # Another stream each time that a search goes on: the same one would propose the same values again.
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)))
+    return study
 
 
 def _claim(path: Path, search: Search) -> None:
     text = json.dumps(asdict(search), indent=1) + "\n"
-    if not path.exists():
-        path.write_text(text)
-    elif path.read_text() != text:
+    try:
+        if not path.exists():
+            path.write_text(text)
+        is_other = path.read_text() != text
+    except OSError as error:
+        raise FileError(f"Could not write to '{path.parent}': {error.strerror}.") from None
+    if is_other:
         raise FileError(f"'{path.parent}' holds another search: choose another folder, or remove that one.")
 
 

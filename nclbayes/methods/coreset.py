@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nclbayes.engines.base import Engine
+from nclbayes.engines.base import ENGINES, Engine
+from nclbayes.errors import FileError
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.mixture import TaskMixture
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.task import Task
 from nclbayes.updating import UpdateReport
+
+# Where in memory the engine of the last update is, if it was not the posterior's own.
+_ENGINE = "coreset/engine"
 
 
 class CoresetLearner(KeepingLearner):
@@ -49,8 +55,9 @@ class CoresetLearner(KeepingLearner):
         generator = settings.get("generator") or self.generator
         # The same examples when an interrupted update goes on.
         kept, rest = split_examples(task, self.keep, generator.clone_state())
-        report = self._learn(rest, kept, settings)
-        self._refined, self._last = None, settings.get("engine")
+        engine = settings.get("engine")
+        report = self._learn(rest, kept, settings, {_ENGINE: _to_tensor(engine)})
+        self._refined, self._last = None, engine
         return report
 
     def predict(self, *inputs: Any, **settings: Any) -> Any:
@@ -90,7 +97,25 @@ class CoresetLearner(KeepingLearner):
         Returns:
             A new posterior; this one is left as it is.
         """
-        refined = OnlinePosterior(self.model, self._last or self.engine, generator=self.generator.clone_state())
+        engine = self._last or _from_tensor(self.memory.get(_ENGINE)) or self.engine
+        refined = OnlinePosterior(self.model, engine, generator=self.generator.clone_state())
         refined._belief = self._belief
         refined.update(TaskMixture(self.kept, name="coreset"), progress=False)
         return refined
+
+
+def _to_tensor(engine: Engine | None) -> Tensor:
+    """The engine of an update as bytes, for a file; nothing if it was the posterior's own."""
+    text = "" if engine is None else json.dumps({"name": type(engine).__name__, **engine.to_dict()})
+    return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+
+
+def _from_tensor(text: Tensor | None) -> Engine | None:
+    """What :func:`_to_tensor` made a tensor of."""
+    if text is None or not len(text):
+        return None
+    described = json.loads(bytes(text.tolist()).decode())
+    name = described.pop("name")
+    if name not in ENGINES:
+        raise FileError(f"The last update was made with the engine {name}, which is not known here: import it first.")
+    return ENGINES[name](**described)

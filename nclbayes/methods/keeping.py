@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from nclbayes.errors import SettingError
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
 from nclbayes.posterior import OnlinePosterior
@@ -30,20 +32,36 @@ class KeepingLearner(OnlinePosterior):
 
     def __init__(self, *args: Any, keep: int = 200, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        self.check_settings({"keep": keep})
+        self.keep = keep
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Refuse a number of examples that cannot be kept.
+
+        Args:
+            settings: ``keep``.
+
+        Raises:
+            SettingError: If it is not a whole number of at least 1.
+        """
+        keep = settings.get("keep", 1)
         if not isinstance(keep, int) or keep < 1:
             raise SettingError(f"keep must be a whole number of at least 1, not {keep!r}.")
-        self.keep = keep
 
     @property
     def kept(self) -> list[Task]:
         """The kept examples of each task, in order."""
         return [examples_from_tensors(under(self.memory, f"kept/{k}/")) for k in range(len(self.tasks))]
 
-    def _learn(self, task: Task, examples: Task, settings: Mapping[str, Any]) -> UpdateReport:
-        """Update with a task, and keep some examples: both happen, or neither."""
+    def _learn(
+        self, task: Task, examples: Task, settings: Mapping[str, Any], also: Mapping[str, Tensor] | None = None
+    ) -> UpdateReport:
+        """Update with a task, and keep some examples, and what else is to be kept: all of it happens, or nothing."""
         k = len(self.tasks)
         # Made before the update, as they may be refused.
         kept = {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
+        kept |= also or {}
         belief, report = self._updated(task, **settings)
         self._belief = replace(belief, memory={**belief.memory, **kept})
         return report

@@ -94,6 +94,7 @@ class Method:
             if name not in known:
                 raise SettingError(f"The method {self.name} has no setting '{name}'{suggestion(name, known)}.")
         self.engine(**{name: value for name, value in settings.items() if name not in own})
+        self.learner.check_settings({name: value for name, value in settings.items() if name in own})
         return dict(settings)
 
 

@@ -227,3 +227,30 @@ def test_the_networks_have_the_shapes_of_their_tasks() -> None:
     moving = torch.randn(2, 9, 4)
     states = features.core(moving, torch.tensor([9, 6]))
     torch.testing.assert_close(features(moving, torch.tensor([9, 6]))[1], states[1, 1:6])
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_a_shuffled_run_of_a_few_tasks_has_an_output_for_every_task_of_the_set(scenario: str) -> None:
+    asked = RunConfig.of("split-digits", "none", scenario, 1, settings={"steps": 2}, size=10, tasks=2, shuffle=True)
+    assert len(run(asked, progress=False).tasks) == 2
+    with pytest.raises(SettingError, match="has 5 tasks, not 12"):
+        run(replace(asked, tasks=12), progress=False)
+
+
+def test_a_head_of_its_own_is_not_scored_before_its_task_is_learnt() -> None:
+    asked = RunConfig.of("split-digits", "none", "task", settings={"steps": 2}, size=10, tasks=3)
+    record = run(asked, progress=False)
+    assert [len(row) for row in record.scores] == [1, 2, 3]
+    assert math.isnan(record.forward_transfer)
+    assert len(record.baseline) == 3
+
+
+def test_a_run_goes_on_elsewhere_and_a_device_that_is_not_here_is_refused(tmp_path: Path) -> None:
+    run(config(), tmp_path, progress=False)
+    replace(config(), device="cuda:7").save(tmp_path / "config.json")
+    with pytest.raises(SettingError, match="device is 'cuda:7', and there"):
+        reopen(tmp_path)
+    assert run(config(), tmp_path, progress=False).is_complete
+    for wrong in ("cuda:x", "cuda:-1", "tpu"):
+        with pytest.raises(SettingError, match="choose cpu, cuda, or one of several"):
+            run(config(device=wrong), progress=False)

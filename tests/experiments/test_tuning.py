@@ -12,8 +12,9 @@ import nclbayes.experiments.tuning as tuning
 from nclbayes.analysis import Score
 from nclbayes.analysis.record import Record
 from nclbayes.cli import run_command_line
-from nclbayes.errors import FileError, NonFiniteError, SettingError
+from nclbayes.errors import FileError, MatrixError, NonFiniteError, SettingError
 from nclbayes.experiments import RunConfig
+from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.tuning import PAPER_RANGES, Range, Search, Tuned, tune
 
 
@@ -183,3 +184,52 @@ def test_the_command_line_searches_and_runs_with_what_it_found(
     assert run_command_line(compare) == 0
     assert RunConfig.load(tmp_path / "cmp" / "owm" / "seed-0" / "config.json").settings["alpha"] == alpha
     assert "alpha" not in RunConfig.load(tmp_path / "cmp" / "none" / "seed-0" / "config.json").settings
+
+
+def test_a_search_that_goes_on_does_not_propose_the_same_values_again(tried: list[float], tmp_path: Path) -> None:
+    base, alpha = RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-4, 0.1),)
+
+    def stop(text: str) -> None:
+        if len(tried) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(Search(base, alpha, trials=8, sampler="tpe"), tmp_path, say=stop)
+    tune(Search(base, alpha, trials=8, sampler="tpe"), tmp_path)
+    assert len(tried) == len(set(tried)) == 8
+
+
+def test_a_search_is_one_processs_and_numbers_that_fail_are_a_score(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fake(config: RunConfig, **rest: Any) -> Record:
+        if config.settings["alpha"] < 1e-3:
+            raise MatrixError("input is not positive definite.")
+        with pytest.raises(FileError, match="Another process"), sole_use(tmp_path):
+            pass
+        record = Record(["a"])
+        record.add([Score(0.5, 0.1, 0.0, 10)])
+        return record
+
+    monkeypatch.setattr(tuning, "run", fake)
+    found = tune(Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-4, 1e-2),)), tmp_path)
+    assert sorted(str(trial["score"]) for trial in found.trials) == ["0.5", "0.5", "None"]
+
+
+def test_methods_with_kept_examples_have_the_ranges_of_their_base_and_some_have_none() -> None:
+    assert Search(RunConfig.of("split-digits", "variational-ncl-replay")).ranges[0].high == 100
+    assert Search(RunConfig.of("split-digits", "vcl-coreset")).ranges[0].high == 100
+    for method in ("none", "joint", "replay"):
+        with pytest.raises(SettingError, match="has no prior to search for"):
+            Search(RunConfig.of("split-digits", method))
+    with pytest.raises(SettingError, match="keep must be a whole number of at least 1, not 0"):
+        RunConfig.of("split-digits", "replay", settings={"keep": 0})
+
+
+def test_hyperparameters_are_not_tested_on_the_seed_that_they_were_found_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Tuned("split-digits", "owm", "domain", {"alpha": 0.01}, 0.9, seed=3).save(tmp_path / "tuned.json")
+    given = ["split-digits", "--methods", "owm", "--tuned", str(tmp_path / "tuned.json"), "--quick"]
+    assert run_command_line(["compare", *given, "--seeds", "2-4", "--out", str(tmp_path / "runs")]) == 2
+    assert "was found on seed 3" in capsys.readouterr().err

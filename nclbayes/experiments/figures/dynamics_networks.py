@@ -60,7 +60,8 @@ class Followed:
         tasks: The tasks.
         weights: The network's parameters after 0, 1, 2 ... tasks: the posterior mean; where a site was not learnt yet,
             as it was initialised.
-        accuracies: The share of each task's test examples that is classified rightly, after 0, 1, 2 ... tasks.
+        accuracies: The share of each task's test examples that is classified rightly, after 0, 1, 2 ... tasks; before
+            a task is learnt, that of the network as it was initialised.
     """
 
     config: RunConfig
@@ -107,7 +108,8 @@ def _followed(folder: Path, record: Record) -> Followed:
     model: Any = learners[0].model
     initial = {name: value.cpu() for name, value in model.initial_values().items()}
     later = [{name: value.cpu() for name, value in learner.mean().items()} for learner in learners]
-    accuracies = [record.baseline, *([score.accuracy for score in row] for row in record.scores)]
+    learnt = [[score.accuracy for score in row[: k + 1]] for k, row in enumerate(record.scores)]
+    accuracies = [[*row, *record.baseline[len(row) :]] for row in ([], *learnt)]
     return Followed(config, model.to("cpu").network, tasks, [initial, *({**initial, **w} for w in later)], accuracies)
 
 

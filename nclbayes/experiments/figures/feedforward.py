@@ -48,6 +48,8 @@ PUBLISHED: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
 }
 
 _UNIT = " (unit prior)"
+# The continual methods that the paper sets NCL against.
+_REGULARISED = ("si", "ewc", "kfac", "owm")
 
 
 def _compute(settings: Settings, place: Workplace) -> Results:
@@ -110,6 +112,21 @@ def _statements(rows: Sequence[Row]) -> list[Statement]:
             own = "" if row["standard error"] is None else f" +- {row['standard error']:.2f}"
             detail = f"{row['accuracy']:.2f}{own}, published {row['published']:.2f}: {word}"
             found.append(Statement(f"{row['set']}, {row['scenario']}, {row['method']}", holds, detail))
+    return found + _order(rows)
+
+
+def _order(rows: Sequence[Row]) -> list[Statement]:
+    """Who is best, where the paper says so: NCL, or with one head over all classes NCL and OWM."""
+    found = []
+    for name, scenario in dict.fromkeys((row["set"], row["scenario"]) for row in rows if row["published"] is not None):
+        here = {r["method"]: r["accuracy"] for r in rows if (r["set"], r["scenario"]) == (name, scenario)}
+        best = ("laplace-ncl", "owm") if scenario == "class" else ("laplace-ncl",)
+        others = [m for m in here if m in _REGULARISED and m not in best]
+        if others and all(method in here for method in best):
+            least, most = min(best, key=here.__getitem__), max(others, key=here.__getitem__)
+            claim = f"{name}, {scenario}: {' and '.join(best)} do better than {', '.join(others)}"
+            detail = f"{least} {here[least]:.2f}, {most} {here[most]:.2f}"
+            found.append(Statement(claim, here[least] > here[most], detail))
     return found
 
 

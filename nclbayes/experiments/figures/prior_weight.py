@@ -86,7 +86,7 @@ def _run(
         "stimulus-response",
         method,
         seed=seed,
-        settings={**given, "kronecker_sum": "kl"},
+        settings=given,
         units=settings["units"],
         tasks=settings["tasks"],
         device=place.device,

@@ -154,15 +154,29 @@ def make(recipe: Recipe, scale: str, place: Workplace, changes: Settings | None 
     try:
         place.out.mkdir(parents=True, exist_ok=True)
         _claim(place.out / "figure.json", {"figure": recipe.name, "settings": settings})
-        results = recipe.compute(settings, place)
+    except FileError:
+        raise
+    except OSError as error:
+        raise _unwritable(place.out, error) from None
+    results = recipe.compute(settings, place)
+    pictures = recipe.draw(results)
+    try:
         _write(results, place.out)
-        for name, picture in recipe.draw(results).items():
+        for name, picture in pictures.items():
             save(picture, place.out / f"{name}.png")
     except FileError:
         raise
     except OSError as error:
-        raise FileError(f"Could not write to '{place.out}': {error.strerror}.") from None
+        raise _unwritable(place.out, error) from None
     return results
+
+
+def _unwritable(folder: Path, error: OSError) -> FileError:
+    return FileError(f"Could not write to '{folder}': {error.strerror}.")
+
+
+# Settings that may be 0.
+_FROM_ZERO = ("seed", "process_noise")
 
 
 def _check(name: str, value: Any, usual: Any) -> None:
@@ -170,7 +184,11 @@ def _check(name: str, value: Any, usual: Any) -> None:
     if usual is None or (value is None and name in ("steps", "size", "tasks")):
         return
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if isinstance(usual, int) and not isinstance(usual, bool):
+    if isinstance(usual, bool):
+        right, kind = isinstance(value, bool), "true or false"
+    elif name in _FROM_ZERO:
+        right, kind = is_number and value >= 0 and (value == int(value) or isinstance(usual, float)), "0 or more"
+    elif isinstance(usual, int):
         right, kind = is_number and value == int(value) and value >= 1, "a whole number of at least 1"
     elif isinstance(usual, float):
         right, kind = is_number and value > 0, "a positive number"

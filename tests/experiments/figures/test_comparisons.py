@@ -50,6 +50,20 @@ def test_a_cell_is_as_published_within_three_points_or_errors() -> None:
     assert set(PUBLISHED["split-mnist"]) == set(PUBLISHED["split-cifar100"])
 
 
+def test_the_papers_order_of_methods_can_fail() -> None:
+    def holds(scenario: str, **accuracy: float) -> bool:
+        common = {"set": "s", "scenario": scenario, "published": 50.0, "published error": 1.0, "standard error": 1.0}
+        methods = {"laplace-ncl": 70.0, "laplace-ncl (unit prior)": 99.0, "joint": 99.0, "owm": 60.0, "kfac": 50.0}
+        rows = [{**common, "method": m, "accuracy": a} for m, a in {**methods, **accuracy}.items()]
+        *_, order = _statements(rows)
+        return order.holds
+
+    assert holds("domain")
+    assert not holds("domain", owm=71.0)
+    assert holds("class", owm=71.0)
+    assert not holds("class", kfac=65.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["stimulus-response", "stroke-mnist"])
 def test_recurrent_comparisons_score_every_task_from_when_it_was_learnt(name: str, tmp_path: Path) -> None:

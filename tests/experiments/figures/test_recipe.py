@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nclbayes.errors import FileError, SettingError
 from nclbayes.experiments.figures import FIGURES, SCALES, Recipe, Results, Statement, Workplace, find_figure, make
+from nclbayes.experiments.figures.recipe import _check
 
 
 def recipe() -> Recipe:
@@ -64,6 +66,7 @@ def test_every_recipe_has_every_scale_with_the_same_settings(name: str) -> None:
         ("seeds", 2.5, "seeds must be a whole number"),
         ("sets", "split-digits", "sets must be something like"),
         ("sets", [], "sets must be something like"),
+        ("steps", 0, "steps must be a whole number of at least 1"),
     ],
 )
 def test_settings_of_another_kind_are_refused_before_anything_is_made(
@@ -72,3 +75,25 @@ def test_settings_of_another_kind_are_refused_before_anything_is_made(
     with pytest.raises(SettingError, match=said):
         make(find_figure("feedforward"), "quick", Workplace(tmp_path / "new"), {name: value})
     assert not (tmp_path / "new").exists()
+
+
+def test_settings_may_be_false_and_seeds_zero() -> None:
+    for name, usual, value in (("shuffle", True, False), ("seed", 1, 0), ("process_noise", 0.5, 0.0)):
+        _check(name, value, usual)
+    for name, usual, wrong, said in (
+        ("shuffle", True, 1, "true or false"),
+        ("seed", 0, -1, "0 or more"),
+        ("seed", 0, 0.5, "0 or more"),
+        ("alpha", 0.1, 0.0, "a positive number"),
+    ):
+        with pytest.raises(SettingError, match=f"{name} must be {said}"):
+            _check(name, wrong, usual)
+
+
+def test_an_error_while_computing_is_not_one_of_the_folder(tmp_path: Path) -> None:
+    def fail(settings: object, place: object) -> Results:
+        raise OSError(12, "Cannot allocate memory")
+
+    with pytest.raises(OSError, match="Cannot allocate memory") as caught:
+        make(replace(recipe(), compute=fail), "quick", Workplace(tmp_path))
+    assert not isinstance(caught.value, FileError)
