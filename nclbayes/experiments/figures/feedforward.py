@@ -144,6 +144,9 @@ def _draw(results: Results) -> Mapping[str, Figure]:
                 axes[i, j].set_title(f"{name}, {scenario}")
                 if j > 0:
                     axes[i, j].set_yticklabels([])
+        if any(row["published"] is not None for row in rows):
+            (line,) = axes[0, 0].plot([], [], color="black", linestyle="", marker="|", markersize=12)
+            figure.legend([line], ["published mean"], loc="outside lower center", fontsize=7)
     return {"accuracy": figure}
 
 
