@@ -33,8 +33,8 @@ from nclbayes.cli_options import (
     sayer,
 )
 from nclbayes.data_cli import data_app, info
-from nclbayes.errors import FileError, NCLError, SettingError
-from nclbayes.experiments.comparison import ComparisonError
+from nclbayes.errors import FileError, NCLError, NonFiniteError, SettingError
+from nclbayes.experiments.comparison import DIVERGED, ComparisonError
 from nclbayes.experiments.comparison import compare as compare_runs
 from nclbayes.experiments.runs import RunConfig
 from nclbayes.experiments.runs import run as run_one
@@ -189,7 +189,8 @@ def run_command_line(arguments: Sequence[str]) -> int:
         arguments: What follows the program's name. ``--debug`` anywhere shows tracebacks.
 
     Returns:
-        The exit code: 0, 2 for an error of the user's, 130 for an interrupt, 1 for anything else.
+        The exit code: 0, 2 for an error of the user's, 3 if learning diverged, 130 for an interrupt, 1 for anything
+        else.
     """
     try:
         app([a for a in arguments if a != "--debug"], prog_name="nclbayes")
@@ -202,7 +203,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         if "--debug" in arguments:
             traceback.print_exc()
         print(f"nclbayes: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return DIVERGED if isinstance(error, NonFiniteError) else 2
     return 0
 
 

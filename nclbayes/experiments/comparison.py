@@ -7,28 +7,56 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from nclbayes.analysis.record import Record
-from nclbayes.errors import NCLError
+from nclbayes.errors import NCLError, NonFiniteError
 from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.runs import RunConfig, claim_folder, run
+
+DIVERGED = 3
+"""The exit code of a run whose learning diverged."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed.
+
+    Attributes:
+        name: The run's name.
+        said: What it said.
+        is_divergence: Whether learning diverged.
+    """
+
+    name: str
+    said: str
+    is_divergence: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} failed: {self.said}"
 
 
 class ComparisonError(NCLError):
     """Some runs of a comparison failed; the message names them and shows what they said.
 
     Args:
-        failures: The run's name and what it said, of each of them.
+        failures: What failed.
         done: The configurations and records of the other runs.
+
+    Attributes:
+        done: The same.
+        is_divergence: Whether all of them failed because learning diverged, which is a result too.
     """
 
-    def __init__(self, failures: Iterable[tuple[str, str]], done: Sequence[tuple[RunConfig, Record]]) -> None:
+    def __init__(self, failures: Iterable[Failure], done: Sequence[tuple[RunConfig, Record]]) -> None:
+        failures = list(failures)
         names: dict[str, list[str]] = {}
-        for name, said in failures:
-            names.setdefault(said, []).append(name)
+        for failure in failures:
+            names.setdefault(failure.said, []).append(failure.name)
         super().__init__("; ".join(f"{' and '.join(who)} failed: {said}" for said, who in names.items()))
         self.done = list(done)
+        self.is_divergence = all(failure.is_divergence for failure in failures)
 
 
 def run_folder(out: Path, config: RunConfig) -> Path:
@@ -126,8 +154,9 @@ def run_all(
         try:
             done.append((config, run(config, folder, progress=progress, say=say)))
         except NCLError as error:
-            failures[folder], first = (_name(config), str(error)), first or error
-            say(f"{_name(config)} failed: {error}")
+            failures[folder] = Failure(_name(config), str(error), isinstance(error, NonFiniteError))
+            first = first or error
+            say(str(failures[folder]))
     if first is not None and not done:
         raise first
     if failures:
@@ -141,12 +170,12 @@ def _name(config: RunConfig) -> str:
 
 def _run_in_processes(
     runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Callable[[str], None]
-) -> dict[Path, tuple[str, str]]:
+) -> dict[Path, Failure]:
     """Run each by the command line, each process with its share of the cores; returns what failed, by folder."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // jobs)))
     waiting = list(runs)
     running: dict[subprocess.Popen[bytes], tuple[RunConfig, Path]] = {}
-    failures: dict[Path, tuple[str, str]] = {}
+    failures: dict[Path, Failure] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -155,7 +184,7 @@ def _run_in_processes(
                     with sole_use(folder):
                         claim_folder(folder, config)
                 except NCLError as error:
-                    failures[folder] = _name(config), str(error)
+                    failures[folder] = Failure(_name(config), str(error), False)
                     continue
                 arguments = ["run", "--config", str(folder / "config.json"), "--out", str(folder), "--quiet"]
                 command = [sys.executable, "-m", "nclbayes", *arguments]
@@ -169,8 +198,9 @@ def _run_in_processes(
                     say(f"{_name(config)}: average accuracy {accuracy:.1%}")
                 else:
                     said = (folder / "log.txt").read_text().strip() or f"exit code {process.returncode}"
-                    failures[folder] = _name(config), said.removeprefix("nclbayes: error: ")
-                    say(" failed: ".join(failures[folder]))
+                    said = said.removeprefix("nclbayes: error: ")
+                    failures[folder] = Failure(_name(config), said, process.returncode == DIVERGED)
+                    say(str(failures[folder]))
     finally:
         for process in running:
             process.terminate()

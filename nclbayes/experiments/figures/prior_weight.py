@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from nclbayes.analysis.drawing import MARKERS, PALETTE
+from nclbayes.analysis.record import Record
 from nclbayes.errors import SettingError
-from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.comparison import ComparisonError, run_all, run_folder
 from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.figures.scores import least_losses, score_rows
@@ -30,6 +32,10 @@ METHODS = {
     "decoupled-kfac": "preconditioner_weight",
     "reverse-decoupled-kfac": "prior_weight",
 }
+
+
+# A run, its lambda, and its folder.
+_Run = tuple[RunConfig, float, Path]
 
 
 def diagonal_scale_free_kl(first: Tensor, second: Tensor) -> float:
@@ -62,22 +68,35 @@ def _compute(settings: Settings, place: Workplace) -> Results:
         for weight in settings["weights"]
         for seed in range(settings["seeds"])
     ]
-    records = run_all(
-        [(config, folder) for config, _, folder in runs], jobs=place.jobs, progress=place.progress, say=place.say
-    )
     scores: list[Row] = []
     similarity: list[Row] = []
-    for (config, weight, folder), record in zip(runs, records, strict=True):
+    diverged: list[Row] = []
+    for (config, weight, folder), record in _records(runs, place):
         where = {"method": config.method, "lambda": weight, "seed": config.seed}
+        if record is None:
+            diverged.append(where)
+            continue
         _, tasks, learners = reopen_each(folder)
         scores += [{**where, **row} for row in score_rows(record, least_losses(tasks))]
         similarity += [{**where, **row} for row in _resemblance(learners)]
-    return Results({"scores": scores, "preconditioner": similarity}, _statements(_final(scores), similarity))
+    tables = {"scores": scores, "preconditioner": similarity, "diverged": diverged}
+    return Results(tables, _statements(_losses(tables), similarity))
 
 
-def _run(
-    method: str, setting: str, weight: float, seed: int, settings: Settings, place: Workplace
-) -> tuple[RunConfig, float, Path]:
+def _records(runs: Sequence[_Run], place: Workplace) -> list[tuple[_Run, Record | None]]:
+    """Every run with its record; None where learning diverged, which is a result too."""
+    pairs = [(config, folder) for config, _, folder in runs]
+    try:
+        records = run_all(pairs, jobs=place.jobs, progress=place.progress, say=place.say)
+        done = [(config, record) for (config, _), record in zip(pairs, records, strict=True)]
+    except ComparisonError as error:
+        if not error.is_divergence:
+            raise
+        done = error.done
+    return [(run, next((record for config, record in done if config == run[0]), None)) for run in runs]
+
+
+def _run(method: str, setting: str, weight: float, seed: int, settings: Settings, place: Workplace) -> _Run:
     """A run with one lambda, that lambda, and the run's folder."""
     given = {setting: weight, "steps": settings["steps"], "fisher_size": settings["fisher_size"]}
     if method in settings["rates"]:
@@ -108,21 +127,26 @@ def _resemblance(learners: Sequence[OnlinePosterior]) -> list[Row]:
     return rows
 
 
-def _final(scores: Sequence[Row]) -> list[Row]:
-    """The scores after all tasks."""
+def _losses(tables: Mapping[str, Sequence[Row]]) -> dict[str, dict[float, float]]:
+    """The mean loss over tasks and seeds in the end, by method and lambda; infinite where a run diverged."""
+    scores, diverged = tables["scores"], {(row["method"], row["lambda"]) for row in tables["diverged"]}
     count = max(row["tasks learnt"] for row in scores)
-    return [row for row in scores if row["tasks learnt"] == count]
+    final = [row for row in scores if row["tasks learnt"] == count]
+    weights = sorted({row["lambda"] for row in (*scores, *tables["diverged"])})
+    return {
+        method: {w: math.inf if (method, w) in diverged else _mean(final, method, w, "loss") for w in weights}
+        for method in METHODS
+    }
 
 
-def _at(rows: Sequence[Row], method: str, weight: float, what: str) -> float:
-    """The mean over tasks or blocks, and seeds."""
+def _mean(rows: Sequence[Row], method: str, weight: float, what: str) -> float:
+    """Over tasks or blocks, and seeds; NaN if there is none."""
     values = [row[what] for row in rows if row["method"] == method and row["lambda"] == weight]
-    return sum(values) / max(1, len(values))
+    return sum(values) / len(values) if values else math.nan
 
 
-def _statements(final: Sequence[Row], similarity: Sequence[Row]) -> list[Statement]:
-    weights = sorted({row["lambda"] for row in final})
-    ncl, kfac, decoupled, reverse = ([_at(final, method, w, "loss") for w in weights] for method in METHODS)
+def _statements(losses: Mapping[str, Mapping[float, float]], similarity: Sequence[Row]) -> list[Statement]:
+    ncl, kfac, decoupled, reverse = (list(losses[method].values()) for method in METHODS)
     found = [
         _less("NCL at the least lambda ends lower than KFAC at it", ncl[0], kfac[0]),
         _less("KFAC does better at some larger lambda", min(kfac[1:]), kfac[0]),
@@ -130,41 +154,43 @@ def _statements(final: Sequence[Row], similarity: Sequence[Row]) -> list[Stateme
         _less("the best of reverse decoupled is worse than that of KFAC", min(kfac), min(reverse)),
         _less("and than that of decoupled KFAC", min(decoupled), min(reverse)),
     ]
-    spread = [max(losses) / min(losses) for losses in (ncl, kfac)]
-    claim = "NCL depends less on lambda than KFAC"
-    found.append(
-        Statement(claim, spread[0] < spread[1], f"highest over lowest {spread[0]:.2f} against {spread[1]:.2f}")
-    )
+    spread = [max(values) / min(values) for values in (ncl, kfac)]
+    detail = f"highest over lowest {spread[0]:.2f} against {spread[1]:.2f}"
+    found.append(Statement("NCL depends less on lambda than KFAC", spread[0] < spread[1], detail))
     if similarity:
-        ends = [_at(similarity, "kfac", weight, "kl") for weight in (weights[0], weights[-1])]
+        weights = list(losses["kfac"])
+        ends = [_mean(similarity, "kfac", weight, "kl") for weight in (weights[0], weights[-1])]
         claim = "with lambda, Adam's preconditioner comes to resemble the prior's diagonal"
         found.append(Statement(claim, ends[1] < ends[0], f"scale-free KL a weight {ends[0]:.3f} -> {ends[1]:.3f}"))
     return found
 
 
 def _less(claim: str, left: float, right: float) -> Statement:
-    return Statement(claim, left < right, f"mean loss {left:.3f} against {right:.3f}")
+    shown = ("diverged" if math.isinf(loss) else f"{loss:.3f}" for loss in (left, right))
+    return Statement(claim, left < right, f"mean loss {' against '.join(shown)}")
 
 
 def _draw(results: Results) -> Mapping[str, Figure]:
-    scores, similarity = results.tables["scores"], results.tables["preconditioner"]
-    weights = sorted({row["lambda"] for row in scores})
-    return {"lambda": _summary(_final(scores), similarity, weights), "tasks": _courses(scores, weights)}
+    losses, tables = _losses(results.tables), results.tables
+    return {"lambda": _summary(losses, tables["preconditioner"]), "tasks": _courses(losses, tables["scores"])}
 
 
-def _summary(final: Sequence[Row], similarity: Sequence[Row], weights: Sequence[float]) -> Figure:
+def _summary(losses: Mapping[str, Mapping[float, float]], similarity: Sequence[Row]) -> Figure:
     """The loss in the end by lambda, and how close Adam's preconditioner is to the prior's diagonal."""
+    weights = list(losses["kfac"])
     with panels(1, 2, FULL_WIDTH, 6.0) as (figure, ((left, right),)):
-        for i, method in enumerate(METHODS):
-            look = {"color": PALETTE[i], "marker": MARKERS[i], "label": method}
-            left.plot(weights, [_at(final, method, w, "loss") for w in weights], **look)
-        loss_axis(left, [_at(final, method, w, "loss") for method in METHODS for w in weights])
+        for i, (method, values) in enumerate(losses.items()):
+            gaps = ", ".join(f"{w:g}" for w, loss in values.items() if math.isinf(loss))
+            label = rf"{method} (diverges at $\lambda = {gaps}$)" if gaps else method
+            shown = [math.nan if math.isinf(loss) else loss for loss in values.values()]
+            left.plot(weights, shown, color=PALETTE[i], marker=MARKERS[i], label=label)
+        loss_axis(left, [loss for values in losses.values() for loss in values.values() if math.isfinite(loss)])
         left.set(xscale="log", xlabel=r"$\lambda$", ylabel="mean loss after all tasks")
         left.legend(fontsize=7)
         for i, block in enumerate(sorted({row["block"] for row in similarity})):
             rows = [row for row in similarity if row["block"] == block]
-            values = [_at(rows, "kfac", w, "kl") for w in weights]
-            right.plot(weights, values, color=PALETTE[i], marker=MARKERS[i], label=block)
+            kls = [_mean(rows, "kfac", w, "kl") for w in weights]
+            right.plot(weights, kls, color=PALETTE[i], marker=MARKERS[i], label=block)
         right.set(xscale="log", xlabel=r"$\lambda$", ylabel="scale-free KL (nats a weight)")
         right.legend(fontsize=7)
         left.set_title("performance")
@@ -174,18 +200,23 @@ def _summary(final: Sequence[Row], similarity: Sequence[Row], weights: Sequence[
     return figure
 
 
-def _courses(scores: Sequence[Row], weights: Sequence[float]) -> Figure:
+def _courses(losses: Mapping[str, Mapping[float, float]], scores: Sequence[Row]) -> Figure:
     """The loss on each task from when it was learnt on: a row for each method, a column for each lambda."""
-    size = (len(METHODS), len(weights))
+    size = (len(losses), len(losses["kfac"]))
     with panels(*size, FULL_WIDTH, 16.0, sharex=True, sharey=True) as (figure, axes):
-        for row, method in zip(axes, METHODS, strict=True):
-            for panel, weight in zip(row, weights, strict=True):
-                loss_by_task(panel, [r for r in scores if r["method"] == method and r["lambda"] == weight])
+        for row, (method, values) in zip(axes, losses.items(), strict=True):
+            for panel, (weight, loss) in zip(row, values.items(), strict=True):
+                if math.isinf(loss):
+                    panel.text(0.5, 0.5, "diverged", transform=panel.transAxes, ha="center", va="center", color="0.5")
+                else:
+                    loss_by_task(panel, [r for r in scores if r["method"] == method and r["lambda"] == weight])
                 panel.label_outer()
             row[0].set_ylabel(f"{method}\nloss on each task")
-        for panel, weight in zip(axes[0], weights, strict=True):
+        for panel, weight in zip(axes[0], losses["kfac"], strict=True):
             panel.set_title(rf"$\lambda = {weight:g}$")
-        handles, labels = axes[0, 0].get_legend_handles_labels()
+        for panel in axes[-1]:
+            panel.set_xlabel("tasks learnt")
+        handles, labels = max((panel.get_legend_handles_labels() for panel in axes.flat), key=lambda pair: len(pair[1]))
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=7)
     return figure
 

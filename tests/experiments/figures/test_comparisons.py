@@ -123,16 +123,25 @@ def test_what_the_paper_says_of_lambda_can_fail() -> None:
         """At lambda = 1 NCL has the loss 1 and the others 10; the losses at lambda = 100 are given."""
         methods = ("laplace-ncl", "kfac", "decoupled-kfac", "reverse-decoupled-kfac")
         pairs = zip(methods, ((1.0, ncl), (10.0, kfac), (10.0, decoupled), (10.0, reverse)), strict=True)
-        final = [
-            {"method": method, "lambda": weight, "loss": loss}
-            for method, losses in pairs
-            for weight, loss in zip((1.0, 100.0), losses, strict=True)
-        ]
+        losses = {method: dict(zip((1.0, 100.0), found, strict=True)) for method, found in pairs}
         similarity = [{"method": "kfac", "lambda": weight, "kl": k} for weight, k in ((1.0, 2.0), (100.0, kl))]
-        return [statement.holds for statement in lambda_statements(final, similarity)]
+        return [statement.holds for statement in lambda_statements(losses, similarity)]
 
     assert claims(1.5, 2.0, 3.0, 5.0, 1.0) == [True] * 7
+    assert claims(1.5, 2.0, 3.0, math.inf, 1.0) == [True] * 7
     assert claims(20.0, 11.0, 12.0, 4.0, 3.0) == [True] + [False] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_that_learning_diverges_is_a_result_of_lambda(jobs: int, tmp_path: Path) -> None:
+    # With so large a weight, steps that are not scaled down by it overshoot.
+    changes = {"weights": [1.0, 1e12], "steps": 12, "rates": {"reverse-decoupled-kfac": 0.1}}
+    results = make(FIGURES["lambda"], "quick", Workplace(tmp_path, jobs=jobs), changes)
+    diverged = {(row["method"], row["lambda"]) for row in results.tables["diverged"]}
+    assert diverged == {("laplace-ncl", 1e12), ("reverse-decoupled-kfac", 1e12)}
+    assert len(results.tables["scores"]) == 3 * 6
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"lambda", "tasks"}
 
 
 def test_scores_are_rows_from_when_a_task_was_learnt() -> None:
