@@ -178,7 +178,7 @@ def _draw(results: Results) -> Mapping[str, Figure]:
 def _summary(losses: Mapping[str, Mapping[float, float]], similarity: Sequence[Row]) -> Figure:
     """The loss in the end by lambda, and how close Adam's preconditioner is to the prior's diagonal."""
     weights = list(losses["kfac"])
-    with panels(1, 2, FULL_WIDTH, 6.0) as (figure, ((left, right),)):
+    with panels(1, 2, FULL_WIDTH, 7.0) as (figure, ((left, right),)):
         for i, (method, values) in enumerate(losses.items()):
             gaps = ", ".join(f"{w:g}" for w, loss in values.items() if math.isinf(loss))
             label = rf"{method} (diverges at $\lambda = {gaps}$)" if gaps else method
@@ -186,7 +186,8 @@ def _summary(losses: Mapping[str, Mapping[float, float]], similarity: Sequence[R
             left.plot(weights, shown, color=PALETTE[i], marker=MARKERS[i], label=label)
         loss_axis(left, [loss for values in losses.values() for loss in values.values() if math.isfinite(loss)])
         left.set(xscale="log", xlabel=r"$\lambda$", ylabel="mean loss after all tasks")
-        left.legend(fontsize=7)
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=7)
         for i, block in enumerate(sorted({row["block"] for row in similarity})):
             rows = [row for row in similarity if row["block"] == block]
             kls = [_mean(rows, "kfac", w, "kl") for w in weights]
