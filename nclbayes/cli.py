@@ -36,7 +36,7 @@ from nclbayes.data_cli import data_app, info
 from nclbayes.errors import FileError, NCLError, NonFiniteError, SettingError
 from nclbayes.experiments.comparison import DIVERGED, ComparisonError
 from nclbayes.experiments.comparison import compare as compare_runs
-from nclbayes.experiments.runs import RunConfig
+from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.runs import run as run_one
 from nclbayes.experiments.setups import SETUPS, find_setup
 from nclbayes.experiments.tuning import Tuned

@@ -13,7 +13,7 @@ import torch
 import typer
 
 from nclbayes.errors import SettingError
-from nclbayes.experiments.runs import check_device
+from nclbayes.experiments.config import check_device
 
 Scenario = Annotated[str | None, typer.Option(help="task, domain or class, where they apply.")]
 Steps = Annotated[int | None, typer.Option(help="Steps a task; default: the task set's.")]

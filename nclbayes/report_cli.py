@@ -16,7 +16,7 @@ from nclbayes import __version__
 from nclbayes.analysis.record import Record
 from nclbayes.analysis.report import text_table, write_report
 from nclbayes.errors import FileError
-from nclbayes.experiments.runs import RunConfig
+from nclbayes.experiments.config import RunConfig
 
 
 def by_label(runs: Sequence[tuple[RunConfig, Record]]) -> dict[str, list[Record]]:

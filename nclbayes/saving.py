@@ -62,7 +62,7 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
         "tasks": belief.tasks,
         "outputs": belief.outputs,
         "log_evidence": belief.log_evidence,
-        "engine": {"name": type(engine).__name__, **engine.to_dict()},
+        "engine": describe(engine),
         "scheduled": engine.schedule is not None,
         "learner": dict(saved.learner),
         "kind": saved.kind,
@@ -83,10 +83,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         FileError: If the file is damaged or foreign, or of an engine that is not known.
     """
     tensors, settings = read_file(path, "posterior")
-    described = dict(settings["engine"])
-    engine = described.pop("name")
-    if engine not in ENGINES:
-        raise FileError(f"'{path}' was written with the engine {engine}, which is not known here: import it first.")
+    engine = engine_from(settings["engine"], f"'{path}'")
     if settings.get("scheduled"):
         warnings.warn(
             f"The engine of '{path}' had a schedule of its learning rate, a function, which a file cannot hold: set it "
@@ -108,7 +105,39 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
     initial = None if sites is None else {site: tensors.pop(f"/initial/{site}") for site in sites}
     generator = _generator(settings.get("generator", "cpu"), tensors["generator"], path)
     learner, kind = settings.get("learner", {}), settings.get("kind", "")
-    return Saved(belief, ENGINES[engine](**described), generator, initial, learner, kind)
+    return Saved(belief, engine, generator, initial, learner, kind)
+
+
+def describe(engine: Engine) -> dict[str, Any]:
+    """An engine as plain values, for a file; without its schedule, which is a function.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        Its name and its settings.
+    """
+    return {"name": type(engine).__name__, **engine.to_dict()}
+
+
+def engine_from(described: Mapping[str, Any], what: str) -> Engine:
+    """What :func:`describe` described.
+
+    Args:
+        described: Its result.
+        what: What was written with the engine, for an error's message.
+
+    Returns:
+        The engine.
+
+    Raises:
+        FileError: If there is no such engine.
+    """
+    settings = dict(described)
+    name = settings.pop("name")
+    if name not in ENGINES:
+        raise FileError(f"{what} was written with the engine {name}, which is not known here: import it first.")
+    return ENGINES[name](**settings)
 
 
 def _generator(device: str, state: Tensor, path: str | os.PathLike[str]) -> torch.Generator:

@@ -25,9 +25,9 @@ from nclbayes.cli_options import (
     sayer,
 )
 from nclbayes.errors import SettingError
+from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures import FIGURES, SCALES, Workplace, find_figure, make
-from nclbayes.experiments.runs import RunConfig
-from nclbayes.experiments.tuning import HELD_OUT, Range, Search
+from nclbayes.experiments.search import HELD_OUT, Range, Search
 from nclbayes.experiments.tuning import tune as search_for
 
 study_app = typer.Typer()

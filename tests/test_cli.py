@@ -48,6 +48,18 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path, capsys: py
     assert json.loads((first / "config.json").read_text())["settings"]["lr"] == 0.1
 
 
+def test_a_configuration_of_a_device_that_is_not_here_runs_on_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "split-digits", "--method", "none", "--steps", "2", "--tasks", "1", "--quiet"]
+    assert run_command_line([*command, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"cpu"', '"cuda:7"'))
+    assert run_command_line(["run", "--config", str(path), "--quiet"]) == 2
+    assert "device is 'cuda:7'" in capsys.readouterr().err
+    assert run_command_line(["run", "--config", str(path), "--device", "cpu", "--quiet"]) == 0
+
+
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "split-digits", "--method", "none", "--steps", "2", "--tasks", "1", "--quiet", "--out"]
     assert run_command_line([*command, str(tmp_path / "r")]) == 0

@@ -1,7 +1,8 @@
 """Task sets with their networks and settings, runs and comparisons of methods on them."""
 
 from nclbayes.experiments.comparison import compare, run_all
-from nclbayes.experiments.runs import RunConfig, reopen, reopen_each, run
+from nclbayes.experiments.config import RunConfig
+from nclbayes.experiments.runs import reopen, reopen_each, run
 from nclbayes.experiments.setup import Setup
 from nclbayes.experiments.setups import SETUPS, find_setup
 

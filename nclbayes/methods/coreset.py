@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nclbayes.engines.base import ENGINES, Engine
-from nclbayes.errors import FileError
+from nclbayes.engines.base import Engine
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.mixture import TaskMixture
 from nclbayes.posterior import OnlinePosterior
+from nclbayes.saving import describe, engine_from
 from nclbayes.task import Task
 from nclbayes.updating import UpdateReport
 
@@ -106,7 +106,7 @@ class CoresetLearner(KeepingLearner):
 
 def _to_tensor(engine: Engine | None) -> Tensor:
     """The engine of an update as bytes, for a file; nothing if it was the posterior's own."""
-    text = "" if engine is None else json.dumps({"name": type(engine).__name__, **engine.to_dict()})
+    text = "" if engine is None else json.dumps(describe(engine))
     return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
 
 
@@ -114,8 +114,4 @@ def _from_tensor(text: Tensor | None) -> Engine | None:
     """What :func:`_to_tensor` made a tensor of."""
     if text is None or not len(text):
         return None
-    described = json.loads(bytes(text.tolist()).decode())
-    name = described.pop("name")
-    if name not in ENGINES:
-        raise FileError(f"The last update was made with the engine {name}, which is not known here: import it first.")
-    return ENGINES[name](**described)
+    return engine_from(json.loads(bytes(text.tolist()).decode()), "The last update of the coreset learner")

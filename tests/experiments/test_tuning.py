@@ -15,7 +15,8 @@ from nclbayes.cli import run_command_line
 from nclbayes.errors import FileError, MatrixError, NonFiniteError, SettingError
 from nclbayes.experiments import RunConfig
 from nclbayes.experiments.locking import sole_use
-from nclbayes.experiments.tuning import PAPER_RANGES, Range, Search, Tuned, tune
+from nclbayes.experiments.search import PAPER_RANGES, Range, Search
+from nclbayes.experiments.tuning import Tuned, tune
 
 
 def test_ranges_are_the_papers_unless_given() -> None:

@@ -32,10 +32,10 @@ from nclbayes.analysis.dynamics import (
 )
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.errors import SettingError
+from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.dynamics_networks import Followed, Trials, follow
 from nclbayes.experiments.figures.dynamics_pictures import METHODS, digits, draw, values
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
-from nclbayes.experiments.runs import RunConfig
 
 STABLE = 0.8
 """An r^2 from which on a representation is called stable."""

@@ -13,8 +13,9 @@ from torch.func import functional_call
 
 from nclbayes.analysis.record import Record
 from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.recipe import Workplace
-from nclbayes.experiments.runs import RunConfig, reopen_each
+from nclbayes.experiments.runs import reopen_each
 from nclbayes.task import Task
 
 _CORE = "body.core"

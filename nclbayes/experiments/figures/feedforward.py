@@ -13,9 +13,9 @@ from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
 from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
-from nclbayes.experiments.runs import RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,7 +124,7 @@ def _order(rows: Sequence[Row]) -> list[Statement]:
         others = [m for m in here if m in _REGULARISED and m not in best]
         if others and all(method in here for method in best):
             least, most = min(best, key=here.__getitem__), max(others, key=here.__getitem__)
-            claim = f"{name}, {scenario}: {' and '.join(best)} do better than {', '.join(others)}"
+            claim = f"{name}, {scenario}: {' and '.join(best)} ahead of {', '.join(others)}"
             detail = f"{least} {here[least]:.2f}, {most} {here[most]:.2f}"
             found.append(Statement(claim, here[least] > here[most], detail))
     return found

@@ -12,10 +12,11 @@ from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.evaluation import evaluate
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.figures.scores import least_losses, score_rows
-from nclbayes.experiments.runs import RunConfig, reopen
+from nclbayes.experiments.runs import reopen
 from nclbayes.experiments.setups import find_setup
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.task import Task

@@ -15,10 +15,11 @@ from nclbayes.analysis.drawing import MARKERS, PALETTE
 from nclbayes.analysis.record import Record
 from nclbayes.errors import SettingError
 from nclbayes.experiments.comparison import ComparisonError, run_all, run_folder
+from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.figures.scores import least_losses, score_rows
-from nclbayes.experiments.runs import RunConfig, reopen_each
+from nclbayes.experiments.runs import reopen_each
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.state import KroneckerState
 

@@ -9,10 +9,10 @@ from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
 from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.figures.scores import least_losses, score_rows
-from nclbayes.experiments.runs import RunConfig
 from nclbayes.experiments.setups import find_setup
 
 if TYPE_CHECKING:
