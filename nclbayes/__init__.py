@@ -2,13 +2,12 @@
 
 from nclbayes import nn, tasks
 from nclbayes.analysis import Record, Score, evaluate
+from nclbayes.data import Task, TaskMixture
 from nclbayes.engines import LaplaceNCL, VariationalNCL
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, FisherKind, KroneckerFisher, fisher
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
 from nclbayes.nn import BayesianNetwork, Bernoulli, Categorical, MultiHead, Normal, Poisson
-from nclbayes.posterior import OnlinePosterior
-from nclbayes.task import Task
-from nclbayes.updating import UpdateReport
+from nclbayes.posterior import OnlinePosterior, UpdateReport
 from nclbayes.watch import valid_steps
 
 __version__ = "0.1.0"
@@ -33,6 +32,7 @@ __all__ = [
     "Score",
     "SumRule",
     "Task",
+    "TaskMixture",
     "UpdateReport",
     "VariationalNCL",
     "__version__",

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
+from nclbayes.data.task import Task
 from nclbayes.errors import DataError
-from nclbayes.prediction import base_of
-from nclbayes.task import Task
+from nclbayes.posterior.prediction import base_of
 
 Metric = Callable[[Any, tuple[Any, ...]], Tensor]
 """From a predictive distribution and its batch to one number (or truth value) for each example."""

@@ -10,12 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.loop import Callback, History
 from nclbayes.engines.settings import EngineSettings
-from nclbayes.kronecker import KroneckerSum
-from nclbayes.state import State, Structure
-from nclbayes.task import Task
+from nclbayes.gaussians import State, Structure
 from nclbayes.watch.run import Model
 
 
@@ -75,8 +74,8 @@ class Outcome:
     @property
     def kl_of_sums(self) -> dict[str, float]:
         """For each Kronecker block, the nats lost by replacing a sum of Kronecker products by one."""
-        sums = {name: state.precision for name, state in self.states.items()}
-        return {name: float(p.kl.sum()) for name, p in sums.items() if isinstance(p, KroneckerSum)}
+        lost = {name: state.kl_of_sum for name, state in self.states.items()}
+        return {name: kl for name, kl in lost.items() if kl is not None}
 
 
 ENGINES: dict[str, type[Engine]] = {}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import to_device
 from nclbayes.engines.base import Engine, Problem
 from nclbayes.engines.likelihood import log_likelihood
 from nclbayes.errors import NonFiniteError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
+from nclbayes.gaussians import State, Structure
 from nclbayes.kronecker import SumRule
-from nclbayes.state import State, Structure
-from nclbayes.task import to_device
 
 Fisher = KroneckerFisher | DiagonalFisher
 
@@ -95,7 +94,7 @@ def add_fishers(
     after: dict[str, State] = {}
     for name, state in problem.states.items():
         if name in fishers:
-            after[name] = state.add(theta[name], fishers[name], SumRule(rule))  # type: ignore[arg-type]
+            after[name] = state.add(theta[name], fishers[name], SumRule(rule))
         elif name in problem.trained:
-            after[name] = replace(state, loc=theta[name])
+            after[name] = state.moved(theta[name])
     return after

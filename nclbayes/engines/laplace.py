@@ -13,8 +13,8 @@ from nclbayes.engines.likelihood import BlockLikelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.fisher import FisherKind
+from nclbayes.gaussians import State
 from nclbayes.kronecker import SumRule
-from nclbayes.state import State
 from nclbayes.storage import under
 
 

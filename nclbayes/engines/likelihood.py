@@ -13,8 +13,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from nclbayes.blocks import Block
 from nclbayes.engines.base import Problem
-from nclbayes.engines.gradients import Gradient, RowGradient, rows_of_blocks, uses_by_weight
 from nclbayes.engines.steps import BlockSteps
+from nclbayes.gaussians.gradients import Gradient, RowGradient, rows_of_blocks, uses_by_weight
 from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
 from nclbayes.watch.run import Model, batch_size
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from tqdm import tqdm
 
+from nclbayes.data.task import Batches, to_device
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import MatrixError, NonFiniteError
-from nclbayes.randomness import drawing_from
+from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import under
-from nclbayes.task import Batches, to_device
 
 if TYPE_CHECKING:
     from nclbayes.engines.base import Problem

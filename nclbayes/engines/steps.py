@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nclbayes.engines.gradients import Gradient
-from nclbayes.engines.preconditioners import preconditioner
 from nclbayes.engines.settings import EngineSettings
-from nclbayes.state import State
+from nclbayes.gaussians import State
+from nclbayes.gaussians.gradients import Gradient
 
 
 class BlockSteps:
@@ -36,7 +35,7 @@ class BlockSteps:
         tau = math.exp(state.log_scale)
         self._pull = settings.prior_weight * tau / size
         self._momentum = torch.zeros_like(self.theta)
-        self._preconditioner = preconditioner(state, tau, size * settings.preconditioner_damping**2)
+        self._preconditioner = state.preconditioner(tau, size * settings.preconditioner_damping**2)
 
     @property
     def name(self) -> str:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
-from nclbayes.engines.gradients import Gradient
 from nclbayes.engines.likelihood import block_gradients, log_likelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.errors import SettingError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
+from nclbayes.gaussians import State
+from nclbayes.gaussians.gradients import Gradient
+from nclbayes.isolation.randomness import drawing_from
 from nclbayes.kronecker import SumRule
-from nclbayes.kronecker.triangular import between_triangles
-from nclbayes.randomness import drawing_from
-from nclbayes.state import KroneckerState, State, narrowed, state_from, state_settings, state_tensors
 from nclbayes.storage import under
 from nclbayes.watch import watch
 
@@ -106,7 +105,7 @@ class VariationalStepper:
         self._batch_size = problem.task.batch_size(settings.batch_size)
         self._weight, self._taken = 1.0, 0
         self._sampler: dict[str, State] = {}
-        self._roots: dict[str, tuple[Tensor | None, Tensor]] = {}
+        self._colouring: dict[str, Callable[[Tensor], Tensor]] = {}
         self._refresh()
 
     def step(self, batch: tuple[object, ...], lr: float) -> float:
@@ -141,7 +140,7 @@ class VariationalStepper:
         found = {"weight": torch.tensor([self._weight, self._taken], dtype=torch.float64, device="cpu")}
         for steps in self._blocks:
             name = steps.name
-            parts = steps.tensors() | {f"sampler.{k}": t for k, t in state_tensors(self._sampler[name]).items()}
+            parts = steps.tensors() | {f"sampler.{k}": t for k, t in self._sampler[name].tensors().items()}
             found |= {f"block.{name}.{part}": tensor for part, tensor in parts.items()}
         return found | {f"fisher.{name}": tensor for name, tensor in self._fisher.tensors().items()}
 
@@ -158,7 +157,7 @@ class VariationalStepper:
             parts = under(tensors, f"block.{name}.")
             steps.restore(parts)
             sampler = {part: tensor.to(device) for part, tensor in under(parts, "sampler.").items()}
-            self._draw_from(name, state_from(state_settings(steps.state), sampler))
+            self._draw_from(name, steps.state.with_tensors(sampler))
         self._fisher.restore(
             under(tensors, "fisher."),
             {steps.name: steps.state.block for steps in self._blocks},
@@ -169,7 +168,7 @@ class VariationalStepper:
         """Lambda_{k-1} + w_i Fbar around the present mean, for the blocks that the likelihood depends on."""
         rule, fishers = SumRule(self._settings.kronecker_sum), self._average()
         return {
-            steps.name: steps.state.add(steps.theta.clone(), fishers[steps.name], rule)  # type: ignore[arg-type]
+            steps.name: steps.state.add(steps.theta.clone(), fishers[steps.name], rule)
             for steps in self._blocks
             if steps.name in fishers
         }
@@ -211,21 +210,17 @@ class VariationalStepper:
             name, state = steps.name, steps.state
             if settings.init_scale is not None and name not in self._problem.trained:
                 # The narrow start adds (1 - beta)^i init_scale^-2 I.
-                state = narrowed(state, (1 - settings.beta) ** self._taken / settings.init_scale**2)
+                state = state.narrowed((1 - settings.beta) ** self._taken / settings.init_scale**2)
             if name in fishers:
-                state = state.add(state.loc, fishers[name], rule, measure=False)  # type: ignore[arg-type]
+                state = state.add(state.loc, fishers[name], rule, measure=False)
             self._draw_from(name, state)
 
     def _draw_from(self, name: str, state: State) -> None:
         """Draw a block's samples with the covariance of `state` from now on."""
-        self._sampler[name], dtype = state, state.loc.dtype
-        if isinstance(state, KroneckerState):
-            self._roots[name] = state.precision.output_root.to(dtype), state.precision.input_root.to(dtype)
-        else:
-            self._roots[name] = None, state.precision.rsqrt().to(dtype)
+        self._sampler[name], self._colouring[name] = state, state.colouring()
 
     def _noise(self, name: str, like: Tensor) -> Tensor:
         """A draw from N(0, Lambda^-1): S_G eps S_A^T."""
-        generator, (left, right) = self._problem.generator, self._roots[name]
+        generator = self._problem.generator
         eps = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
-        return eps * right if left is None else between_triangles(left, eps, right)
+        return self._colouring[name](eps)

@@ -11,17 +11,17 @@ import torch
 
 from nclbayes.analysis.evaluation import Score, evaluate
 from nclbayes.analysis.record import Record
+from nclbayes.data.task import Task, to_device
 from nclbayes.errors import FileError
 from nclbayes.experiments.config import RunConfig, check_device
 from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.setup import Setup
 from nclbayes.experiments.setups import find_setup
+from nclbayes.isolation.randomness import drawing_from
 from nclbayes.methods import JointLearner, find_method
 from nclbayes.nn import BayesianNetwork
 from nclbayes.posterior import OnlinePosterior
-from nclbayes.prediction import predictive
-from nclbayes.randomness import drawing_from
-from nclbayes.task import Task, to_device
+from nclbayes.posterior.prediction import predictive
 
 Watcher = Callable[[str], None]
 

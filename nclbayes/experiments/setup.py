@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from nclbayes.analysis.evaluation import Metric
+from nclbayes.data.task import Task
 from nclbayes.errors import SettingError
 from nclbayes.methods.adam import AdamEngine
 from nclbayes.methods.registry import find_method, suggestion
 from nclbayes.nn import BayesianNetwork, Likelihood
-from nclbayes.task import Task
 
 Scales = Mapping[str, float]
 

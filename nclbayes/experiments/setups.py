@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from nclbayes import tasks as task_sets
+from nclbayes.data.task import Task
 from nclbayes.errors import DataError, SettingError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
 from nclbayes.experiments.setup import Setup
 from nclbayes.methods.registry import suggestion
 from nclbayes.nn import Categorical, MultiHead, Normal
-from nclbayes.task import Task
 from nclbayes.tasks.cifar_features import pretrained, pretrained_path
 from nclbayes.tasks.stimulus_response import performance
 

@@ -26,7 +26,7 @@ from nclbayes.fisher.targets import (
     temper,
 )
 from nclbayes.fisher.verify import verify_uses
-from nclbayes.randomness import drawing_from
+from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
 from nclbayes.watch.run import Batch, Model, batch_size

@@ -12,7 +12,7 @@ from torch import Tensor
 from nclbayes.engines.base import Engine, Problem
 from nclbayes.engines.likelihood import LogLikelihood
 from nclbayes.errors import SettingError
-from nclbayes.state import DiagonalState, State
+from nclbayes.gaussians import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,18 +131,14 @@ class _AdamBlock:
         self.state, self._engine = state, engine
         self.theta = start.clone()
         self.first, self.second = torch.zeros_like(start), torch.zeros_like(start)
-        dtype = state.loc.dtype
         self._weights = (engine.prior_weight, engine.second_weight) if trained else (1.0, 1.0)
-        if isinstance(state, DiagonalState):
-            self._diagonal: Tensor | None = (state.precision / size).to(dtype)
-        else:
-            self._diagonal = None
-            self._left, self._right = (state.precision.output / size).to(dtype), state.precision.input.to(dtype)
+        self._pull = state.multiplication(1 / size)
 
     def step(self, gradient: Tensor, taken: int, lr: float) -> Tensor:
         """One step; returns what was added to theta."""
         engine, (weight, second_weight) = self._engine, self._weights
-        pull = self._pull()
+        # The gradient of the penalty without its weight, Lambda (theta - mu) / N.
+        pull = self._pull(self.theta - self.state.loc)
         beta, beta2 = engine.momentum, engine.second_momentum
         self.first.mul_(beta).add_(gradient + weight * pull, alpha=1 - beta)
         self.second.mul_(beta2).add_((gradient + second_weight * pull).square(), alpha=1 - beta2)
@@ -153,8 +149,3 @@ class _AdamBlock:
     def root(self, taken: int) -> Tensor:
         """The root of the second moment, corrected for its start at 0."""
         return (self.second / (1 - self._engine.second_momentum ** max(1, taken))).sqrt()
-
-    def _pull(self) -> Tensor:
-        """The gradient of the penalty without its weight, Lambda (theta - mu) / N."""
-        delta = self.theta - self.state.loc
-        return self._diagonal * delta if self._diagonal is not None else self._left @ delta @ self._right

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nclbayes.data.mixture import TaskMixture
+from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.keeping import KeepingLearner
-from nclbayes.mixture import TaskMixture
 from nclbayes.posterior import OnlinePosterior
-from nclbayes.saving import describe, engine_from
-from nclbayes.task import Task
-from nclbayes.updating import UpdateReport
+from nclbayes.posterior.saving import describe, engine_from
+from nclbayes.posterior.updating import UpdateReport
 
 # Where in memory the engine of the last update is, if it was not the posterior's own.
 _ENGINE = "coreset/engine"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nclbayes.engines.laplace import LaplaceNCL
-from nclbayes.state import Structure
+from nclbayes.gaussians import Structure
 
 
 @dataclass(frozen=True, kw_only=True)

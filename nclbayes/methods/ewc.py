@@ -9,8 +9,8 @@ from nclbayes.engines.base import Outcome, Problem
 from nclbayes.engines.curvature import add_fishers, task_fisher
 from nclbayes.engines.loop import run_loop
 from nclbayes.errors import SettingError
+from nclbayes.gaussians import State, Structure
 from nclbayes.methods.adam import AdamEngine, AdamStepper
-from nclbayes.state import DiagonalState, State, Structure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,5 +54,4 @@ class EWC(AdamEngine):
         return Outcome(after, history)
 
     def _faded(self, state: State, trained: bool) -> State:
-        assert isinstance(state, DiagonalState)
         return replace(state, precision=state.precision * self.decay) if trained else state

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
+from nclbayes.data.sources import pick
+from nclbayes.data.task import Task, own_generators
 from nclbayes.errors import DataError
-from nclbayes.randomness import drawing_from, restored
-from nclbayes.sources import pick
-from nclbayes.task import Task, own_generators
+from nclbayes.isolation.randomness import drawing_from, restored
 
 
 def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,9 +14,9 @@ from nclbayes.engines.curvature import task_fisher
 from nclbayes.engines.loop import run_loop
 from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
+from nclbayes.gaussians import State
 from nclbayes.methods.owm import refuse_other_engines, signed
 from nclbayes.methods.plain import PlainStepper
-from nclbayes.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class GPM(Engine):
         history = run_loop(stepper, self, problem)
         fishers, _ = task_fisher(self, problem, stepper.values())
         after: dict[str, State] = {
-            name: replace(state, loc=stepper.theta[name])
+            name: state.moved(stepper.theta[name])
             for name, state in problem.states.items()
             if name in fishers or name in problem.trained
         }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nclbayes.belief import Belief
+from nclbayes.data.mixture import TaskMixture
+from nclbayes.data.task import Task
 from nclbayes.errors import ModelError
-from nclbayes.mixture import TaskMixture
 from nclbayes.posterior import OnlinePosterior
-from nclbayes.task import Task
-from nclbayes.updating import UpdateReport
+from nclbayes.posterior.belief import Belief
+from nclbayes.posterior.updating import UpdateReport
 
 
 class JointLearner(OnlinePosterior):

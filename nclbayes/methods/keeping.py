@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.errors import SettingError
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
 from nclbayes.posterior import OnlinePosterior
+from nclbayes.posterior.updating import UpdateReport
 from nclbayes.storage import under
-from nclbayes.task import Task
-from nclbayes.updating import UpdateReport
 
 
 class KeepingLearner(OnlinePosterior):

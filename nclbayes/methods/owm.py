@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,8 +14,8 @@ from nclbayes.engines.curvature import Fisher
 from nclbayes.engines.laplace import LaplaceNCL
 from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
+from nclbayes.gaussians import State, Structure
 from nclbayes.kronecker import KroneckerPrecision
-from nclbayes.state import DiagonalState, KroneckerState, State, fingerprint
 
 
 def activity_factors(theta: Tensor, fisher: KroneckerFisher, both_sides: bool) -> tuple[Tensor, Tensor]:
@@ -86,7 +85,7 @@ class OWM(LaplaceNCL):
         """
         refuse_other_engines(self, problem)
         states = {
-            name: _isotropic(state) if isinstance(state, DiagonalState) or name not in problem.trained else state
+            name: state if _is_map(state) and name in problem.trained else state.isotropic()
             for name, state in problem.states.items()
         }
         return signed(self, super().run(replace(problem, states=states)))
@@ -111,8 +110,8 @@ class OWM(LaplaceNCL):
         states: dict[str, State] = {}
         memory: dict[str, Tensor] = {}
         for name, fisher in fishers.items():
-            state = replace(problem.states[name], loc=theta[name])
-            if isinstance(state, KroneckerState) and isinstance(fisher, KroneckerFisher):
+            state = problem.states[name].moved(theta[name])
+            if isinstance(fisher, KroneckerFisher):
                 sides = dict(
                     zip(("input", "output"), activity_factors(theta[name], fisher, self.both_sides), strict=True)
                 )
@@ -128,7 +127,7 @@ class OWM(LaplaceNCL):
             states[name] = state
         return states, memory
 
-    def _precision(self, sides: Mapping[str, Tensor], state: KroneckerState) -> KroneckerPrecision:
+    def _precision(self, sides: Mapping[str, Tensor], state: State) -> KroneckerPrecision:
         """Of the prior's scale, and the identity where no task had any input: P^-1 on each side."""
         A, G = self._inverse_projection(sides["input"]), sides["output"]
         if self.both_sides:
@@ -219,8 +218,8 @@ def refuse_other_engines(engine: Engine, problem: Problem) -> None:
     """
     for name, state in problem.states.items():
         left = problem.memory.get(f"{_kept(engine, name)}/left")
-        is_left = left is not None and int(left) == fingerprint(state)
-        if isinstance(state, KroneckerState) and name in problem.trained and not is_left:
+        is_left = left is not None and int(left) == state.fingerprint()
+        if _is_map(state) and name in problem.trained and not is_left:
             kind = type(engine).__name__
             raise SettingError(
                 f"Another engine than {kind} has learnt earlier tasks of this posterior, and {kind} protects only what "
@@ -239,9 +238,9 @@ def signed(engine: Engine, outcome: Outcome) -> Outcome:
         The same, with how it left the linear maps in memory.
     """
     left = {
-        f"{_kept(engine, name)}/left": torch.tensor(fingerprint(state), device="cpu")
+        f"{_kept(engine, name)}/left": torch.tensor(state.fingerprint(), device="cpu")
         for name, state in outcome.states.items()
-        if isinstance(state, KroneckerState)
+        if _is_map(state)
     }
     return replace(outcome, memory={**outcome.memory, **left})
 
@@ -251,14 +250,9 @@ def _kept(engine: Engine, name: str) -> str:
     return f"{type(engine).__name__.lower()}/{name}"
 
 
-def _isotropic(state: State) -> State:
-    """The same block with the precision tau I, in which a step is one of plain training."""
-    tau = math.exp(state.log_scale)
-    if isinstance(state, DiagonalState):
-        return replace(state, precision=torch.full_like(state.precision, tau))
-    p = state.precision
-    A, G = (_identity(m.shape[-1], m).expand_as(m) for m in (p.input, p.output))
-    return replace(state, precision=KroneckerPrecision.factorise((tau * A).contiguous(), G.contiguous()))
+def _is_map(state: State) -> bool:
+    """Whether a block is a linear map, whose inputs can be protected."""
+    return state.structure is Structure.KRONECKER
 
 
 def _identity(size: int, like: Tensor) -> Tensor:

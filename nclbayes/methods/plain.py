@@ -12,7 +12,7 @@ from torch import Tensor
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.likelihood import LogLikelihood
 from nclbayes.engines.loop import run_loop
-from nclbayes.state import State
+from nclbayes.gaussians import State
 
 
 @dataclass(frozen=True, kw_only=True)

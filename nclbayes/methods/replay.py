@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from nclbayes.data.mixture import TaskMixture
+from nclbayes.data.task import Task
 from nclbayes.methods.examples import draw_examples
 from nclbayes.methods.keeping import KeepingLearner
-from nclbayes.mixture import TaskMixture
-from nclbayes.task import Task
-from nclbayes.updating import UpdateReport
+from nclbayes.posterior.updating import UpdateReport
 
 
 class ReplayTask(TaskMixture):

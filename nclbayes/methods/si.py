@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nclbayes.engines.base import Outcome, Problem
 from nclbayes.engines.loop import run_loop
+from nclbayes.gaussians import State, Structure
 from nclbayes.methods.adam import AdamEngine, AdamStepper
-from nclbayes.state import DiagonalState, State, Structure, fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,12 @@ class SynapticIntelligence(AdamEngine):
         memory: dict[str, Tensor] = {}
         for name, theta in stepper.matrices().items():
             state = problem.states[name]
-            assert isinstance(state, DiagonalState)
             way = (theta - problem.start[name]).double()
             importance = stepper.path[name].clamp(min=0) / (way.square() + self.damping)
             precision, omega = state.precision + 2 * size * importance, omegas[name]
             after[name] = replace(state, loc=theta, precision=precision)
             memory[f"si/{name}"] = importance if omega is None else omega.to(way) + importance
-            left = (size, fingerprint(after[name]))
+            left = (size, after[name].fingerprint())
             memory[f"si/{name}/left"] = torch.tensor(left, dtype=torch.float64, device="cpu")
         return Outcome(after, history, memory=memory)
 
@@ -74,13 +73,12 @@ class SynapticIntelligence(AdamEngine):
 def _importance(state: State, problem: Problem) -> Tensor | None:
     """Omega, if the block is still as it was left: another engine may have learnt since."""
     left = problem.memory.get(f"si/{state.block.name}/left")
-    untouched = left is not None and int(left[1]) == fingerprint(state)
+    untouched = left is not None and int(left[1]) == state.fingerprint()
     return problem.memory[f"si/{state.block.name}"] if untouched else None
 
 
 def _resized(state: State, importance: Tensor | None, problem: Problem) -> State:
     """The precision 2 N Omega for another N than it was left with."""
-    assert isinstance(state, DiagonalState)
     if importance is None:
         return state
     change = problem.size - float(problem.memory[f"si/{state.block.name}/left"][0])

@@ -12,8 +12,8 @@ from torch import Tensor
 from nclbayes.engines.base import Outcome, Problem
 from nclbayes.engines.likelihood import LogLikelihood
 from nclbayes.engines.loop import run_loop
+from nclbayes.gaussians import State, Structure
 from nclbayes.methods.adam import AdamEngine
-from nclbayes.state import DiagonalState, State, Structure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,6 @@ class MeanFieldStepper:
         self._log_sigma: dict[str, Tensor] = {}
         self._precision: dict[str, Tensor] = {}
         for name, state in problem.states.items():
-            assert isinstance(state, DiagonalState)
             start = problem.start[name]
             self._mu[name] = start.clone().requires_grad_()
             sigma = state.precision.rsqrt().to(start)
@@ -126,7 +125,7 @@ class MeanFieldStepper:
         found: dict[str, State] = {}
         for name, state in self._problem.states.items():
             precision = (-2 * self._log_sigma[name].detach().double()).exp()
-            found[name] = replace(state, loc=self._mu[name].detach().clone(), precision=precision)  # type: ignore[arg-type]
+            found[name] = replace(state, loc=self._mu[name].detach().clone(), precision=precision)
         return found
 
     def values(self) -> dict[str, Tensor]:

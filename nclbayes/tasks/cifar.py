@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.errors import DataError
-from nclbayes.task import Task
 from nclbayes.tasks.cifar_data import Channels, load_cifar
 from nclbayes.tasks.cifar_features import FeatureExtractor
 from nclbayes.tasks.images import Active, Scenario, Split

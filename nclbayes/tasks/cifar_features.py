@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from nclbayes.errors import DataError, FileError, NonFiniteError, SettingError
-from nclbayes.randomness import drawing_from
+from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import read_file, write_file
 from nclbayes.tasks.cifar_data import Channels, load_cifar
 from nclbayes.tasks.files import cache_folder

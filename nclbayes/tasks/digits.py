@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nclbayes.task import Task
+from nclbayes.data.task import Task
 from nclbayes.tasks.files import need
 from nclbayes.tasks.images import Active, Images, Scenario, Split, seeded
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.errors import DataError, SettingError
-from nclbayes.task import Task
 
 _Kind = TypeVar("_Kind", bound=Enum)
 

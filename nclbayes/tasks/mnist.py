@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.errors import FileError, SettingError
-from nclbayes.task import Task
 from nclbayes.tasks.files import find
 from nclbayes.tasks.formats import read_idx
 from nclbayes.tasks.images import Active, Images, Scenario, Split, check_size, choose, seeded, to_unit

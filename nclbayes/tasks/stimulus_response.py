@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.errors import DataError, SettingError
-from nclbayes.task import Task
 
 DT = 20
 """Milliseconds a step."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.errors import DataError, SettingError
-from nclbayes.task import Task
 from nclbayes.tasks.files import find
 from nclbayes.tasks.formats import Strokes, read_strokes
 from nclbayes.tasks.images import check_size, choose, seeded

@@ -17,8 +17,8 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.errors import SettingError
-from nclbayes.task import Task
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import nclbayes as ncl
-from nclbayes.engines.gradients import RowGradient
+from nclbayes.gaussians.gradients import RowGradient
 from tests.benchmarks.fisher import BATCH, EXAMPLES, batches, network
 from tests.benchmarks.timing import best_times, table
 

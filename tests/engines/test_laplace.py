@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nclbayes as ncl
-from nclbayes.engines.preconditioners import Elementwise, TwoSided, preconditioner
 from nclbayes.errors import DataError, NonFiniteError, SettingError
+from nclbayes.gaussians.preconditioners import Elementwise, TwoSided
 from tests.zoo import inputs, labels
 
 
@@ -181,8 +181,8 @@ def test_damping_that_changes_nothing_costs_nothing() -> None:
     model = ncl.BayesianNetwork(nn.Linear(300, 200), ncl.Categorical(), prior=dist.Normal(0.0, 100.0))
     task = ncl.Task((torch.zeros(4, 300), torch.zeros(4, dtype=torch.int64)), name="t")
     (prior,) = ncl.OnlinePosterior(model, ncl.LaplaceNCL(), example=task).blocks.values()
-    assert isinstance(preconditioner(prior, 1.0, 12_000 * 1e-20), Elementwise)
-    assert isinstance(preconditioner(prior, 1.0, 1e-10), TwoSided)
+    assert isinstance(prior.preconditioner(1.0, 12_000 * 1e-20), Elementwise)
+    assert isinstance(prior.preconditioner(1.0, 1e-10), TwoSided)
 
 
 def test_damping_enters_by_a_kl_sum() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.errors import SettingError
 from nclbayes.methods import EWC, KFAC, DecoupledKFAC, ReverseDecoupledKFAC, SynapticIntelligence
-from nclbayes.state import fingerprint
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 
 
@@ -180,11 +179,11 @@ def test_si_knows_its_precisions_again_by_their_bits() -> None:
     posterior.update(classification_task(0))
     for name, state in posterior.blocks.items():
         left = int(posterior.memory[f"si/{name}/left"][1])
-        assert fingerprint(state) == left
-        assert fingerprint(replace(state, precision=state.precision.mT.contiguous().mT)) == left
+        assert state.fingerprint() == left
+        assert replace(state, precision=state.precision.mT.contiguous().mT).fingerprint() == left
         # The same numbers elsewhere, whose sum is the same.
-        assert fingerprint(replace(state, precision=state.precision.flip(0))) != left
-        assert fingerprint(replace(state, loc=state.loc.nextafter(state.loc + 1))) != left
+        assert replace(state, precision=state.precision.flip(0)).fingerprint() != left
+        assert replace(state, loc=state.loc.nextafter(state.loc + 1)).fingerprint() != left
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import nclbayes as ncl
-from nclbayes.belief import Belief
 from nclbayes.errors import DataError, SettingError
 from nclbayes.methods import METHODS, CoresetLearner, DiagonalNCL, PlainTraining, ReplayLearner
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.replay import ReplayTask
+from nclbayes.posterior.belief import Belief
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 from tests.methods.test_plain_and_joint import heads
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nclbayes.data.task import Task
 from nclbayes.errors import DataError, SettingError
-from nclbayes.task import Task
 from nclbayes.tasks.images import Images, Scenario, Split, choose, seeded, to_unit
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.errors import DataError, FileError, SettingError
-from nclbayes.task import Task
 from nclbayes.tasks import stroke_mnist
 from nclbayes.tasks.formats import read_strokes
 from nclbayes.tasks.stroke_mnist import PAIRS, responses

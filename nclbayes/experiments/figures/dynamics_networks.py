@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from nclbayes.analysis.record import Record
+from nclbayes.data.task import Task
 from nclbayes.experiments.comparison import run_all, run_folder
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.recipe import Workplace
 from nclbayes.experiments.runs import reopen_each
-from nclbayes.task import Task
 
 _CORE = "body.core"
 

@@ -11,6 +11,7 @@ import torch
 from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.evaluation import evaluate
 from nclbayes.analysis.measures import mean_and_error
+from nclbayes.data.task import Task
 from nclbayes.experiments.comparison import run_all, run_folder
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
@@ -19,7 +20,6 @@ from nclbayes.experiments.figures.scores import least_losses, score_rows
 from nclbayes.experiments.runs import reopen
 from nclbayes.experiments.setups import find_setup
 from nclbayes.posterior import OnlinePosterior
-from nclbayes.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

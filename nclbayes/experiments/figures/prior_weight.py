@@ -20,8 +20,8 @@ from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, l
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.figures.scores import least_losses, score_rows
 from nclbayes.experiments.runs import reopen_each
+from nclbayes.gaussians import KroneckerState
 from nclbayes.posterior import OnlinePosterior
-from nclbayes.state import KroneckerState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

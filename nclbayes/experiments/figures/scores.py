@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from nclbayes.analysis.record import Record
+from nclbayes.data.task import Task
 from nclbayes.experiments.figures.recipe import Row
-from nclbayes.task import Task
 
 
 def score_rows(record: Record, least: Sequence[float] = ()) -> list[Row]:

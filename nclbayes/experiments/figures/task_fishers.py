@@ -12,6 +12,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 
+from nclbayes.data.task import to_device
 from nclbayes.engines import LaplaceNCL
 from nclbayes.experiments.figures.recipe import Workplace
 from nclbayes.experiments.networks import SequenceRegressor
@@ -20,7 +21,6 @@ from nclbayes.experiments.setups import find_setup
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher, fisher
 from nclbayes.nn import BayesianNetwork, Normal
 from nclbayes.posterior import OnlinePosterior
-from nclbayes.task import to_device
 
 _METHOD = "laplace-ncl"
 _FISHER_BATCH = 128

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from pyro.distributions import Independent, Normal
 from torch import Tensor
 from torch.distributions import Normal as TorchNormal
 
-from nclbayes.errors import LatentError, PriorError, UnsupportedUseError, ValuesError
+from nclbayes.errors import PriorError, ValuesError
 from nclbayes.kronecker import KroneckerNormal
-from nclbayes.watch import Latent, LinearUse, ModelRun, OtherUse
-from nclbayes.watch.calls import CallKind
-from nclbayes.watch.rows import ConvolutionRows
+from nclbayes.watch import Latent
 from nclbayes.watch.sites import base_normal
 
 
@@ -133,7 +130,7 @@ class KroneckerBlock:
         rows = (log_precision - columns).mean(-1, keepdim=True)
         if bool(((log_precision - columns - rows).abs() > 1e-5).any()):
             raise PriorError(
-                f"The prior scales of {_quoted(self.sites)} do not separate into a row scale times a column scale, so "
+                f"The prior scales of {quoted(self.sites)} do not separate into a row scale times a column scale, so "
                 "no Kronecker-factored Gaussian has them. Use a constant scale for each site, or one that separates."
             )
         A = torch.diag_embed(columns.squeeze(-2).exp()).to(loc.dtype)
@@ -221,133 +218,6 @@ class DiagonalBlock:
 Block = KroneckerBlock | DiagonalBlock
 
 
-def find_blocks(run: ModelRun) -> dict[str, Block]:
-    """The blocks of the sites that a run used.
-
-    A weight whose every use is a linear map makes a Kronecker block, together with its bias if that serves no other
-    map; what is used elementwise, as a gain, or as an embedding makes a diagonal block. A latent site that the run
-    met but did not use makes none.
-
-    Args:
-        run: A watched run of the model.
-
-    Returns:
-        Blocks by name.
-
-    Raises:
-        ModelError: If a latent cannot be a Gaussian block: see :mod:`nclbayes.errors`.
-    """
-    _check_latents(run)
-    linear, others = _by_site(run)
-    blocks: dict[str, Block] = {}
-    taken: set[str] = set()
-    for site, uses in linear.items():
-        if site in others:
-            continue
-        block = _kronecker_block(run, site, uses, _own_bias(uses, linear, others, run))
-        if block.name != site and block.name in run.latents:
-            block = replace(block, name=site)
-        blocks[block.name] = block
-        taken.update(block.sites)
-    biases = [use.bias for use in run.linear if use.bias is not None]
-    for site in dict.fromkeys([*others, *biases]):
-        if site not in taken:
-            blocks[site] = _diagonal_block(run, site, linear.get(site, []), others.get(site, []))
-    return blocks
-
-
-def _by_site(run: ModelRun) -> tuple[dict[str, list[LinearUse]], dict[str, list[OtherUse]]]:
-    linear: dict[str, list[LinearUse]] = defaultdict(list)
-    others: dict[str, list[OtherUse]] = defaultdict(list)
-    for use in run.linear:
-        linear[use.weight].append(use)
-    for other in run.others:
-        others[other.site].append(other)
-    return dict(linear), dict(others)
-
-
-def _own_bias(
-    uses: list[LinearUse],
-    linear: Mapping[str, list[LinearUse]],
-    others: Mapping[str, list[OtherUse]],
-    run: ModelRun,
-) -> str | None:
-    """The bias that belongs to this weight alone, if there is exactly one."""
-    biases = {use.bias for use in uses if use.transposed == uses[0].transposed} - {None}
-    if len(biases) != 1:
-        return None
-    bias = biases.pop()
-    owners = {(use.weight, use.transposed) for use in run.linear if use.bias == bias}
-    return bias if len(owners) == 1 and bias not in linear and bias not in others else None
-
-
-def _kronecker_block(run: ModelRun, site: str, uses: list[LinearUse], bias: str | None) -> KroneckerBlock:
-    shape = tuple(run.latents[site].value.shape)
-    first = uses[0]
-    if isinstance(first.rows, ConvolutionRows):
-        outputs, inputs = shape[0], math.prod(shape[1:])
-        groups = first.rows.groups
-        view: tuple[int, ...] = (outputs, inputs) if groups == 1 else (groups, outputs // groups, inputs)
-    else:
-        view = (1, *shape) if first.rows.vector else shape
-    if any(_form(use) != _form(first) for use in uses):
-        calls = sorted({use.call for use in uses})
-        raise UnsupportedUseError(
-            f"Site '{site}' is used as linear maps of different forms ({', '.join(calls)}), which share no factors. "
-            "Use one form of call for it everywhere."
-        )
-    return KroneckerBlock(
-        name=site.removesuffix(".weight"),
-        weight=site,
-        weight_shape=shape,
-        view=view,
-        transposed=first.transposed,
-        bias=bias,
-        bias_shape=() if bias is None else tuple(run.latents[bias].value.shape),
-    )
-
-
-def _form(use: LinearUse) -> tuple[str, int]:
-    if isinstance(use.rows, ConvolutionRows):
-        return "convolution", use.rows.groups
-    return "product", 1
-
-
-def _diagonal_block(run: ModelRun, site: str, linear: list[LinearUse], others: list[OtherUse]) -> DiagonalBlock:
-    shape = tuple(run.latents[site].value.shape)
-    for use in others:
-        if use.kind is CallKind.FUSED:
-            raise UnsupportedUseError(
-                f"Site '{site}' enters {use.call}, a fused kernel that hides its linear maps from the Fisher. "
-                "Write the network with one F.linear (or x @ w) for each map: a recurrent network as a loop over "
-                "time steps, attention with separate projections."
-            )
-        if len(shape) > 1 and use.kind is CallKind.OPAQUE:
-            raise UnsupportedUseError(
-                f"Site '{site}' enters {use.call}, which the Fisher cannot see as a linear map of that site. "
-                "Apply the whole weight with F.linear, x @ w, torch.matmul or F.conv1d/2d/3d, or freeze it."
-            )
-    if not others and not linear:
-        reason = "a bias that belongs to no single map"
-    else:
-        calls = ", ".join(sorted({other.call for other in others} | {use.call for use in linear}))
-        reason = f"used by {calls}"
-    return DiagonalBlock(name=site, shape=shape, reason=reason)
-
-
-def _check_latents(run: ModelRun) -> None:
-    data_plates = {name for site in run.observed.values() for name, _, _ in site.plates}
-    for latent in run.latents.values():
-        local = latent.plates & data_plates
-        if local:
-            raise LatentError(
-                f"The latent site '{latent.name}' lies inside the data plate {_quoted(sorted(local))}: it is local to "
-                "the examples, and a posterior of this kind holds global weights only. Move it out of the plate, or "
-                "marginalise it."
-            )
-        base_normal(latent.name, latent.fn)
-
-
 def _normal(latent: Latent) -> TorchNormal:
     """The Normal under a latent's prior, expanded to the site's shape."""
     return base_normal(latent.name, latent.fn).expand(latent.value.shape)
@@ -355,7 +225,7 @@ def _normal(latent: Latent) -> TorchNormal:
 
 def _lookup(values: Mapping[str, Tensor], site: str, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
     if site not in values:
-        raise ValuesError(f"There is no value for site '{site}'; the values given are {_quoted(values)}.")
+        raise ValuesError(f"There is no value for site '{site}'; the values given are {quoted(values)}.")
     return values[site], _leading(f"The value of site '{site}'", values[site], shape)
 
 
@@ -366,5 +236,13 @@ def _leading(what: str, tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ..
     return tuple(tensor.shape[:lead])
 
 
-def _quoted(names: object) -> str:
+def quoted(names: object) -> str:
+    """Names in quotation marks, for a message.
+
+    Args:
+        names: The names.
+
+    Returns:
+        One line.
+    """
     return ", ".join(f"'{name}'" for name in names)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nclbayes.engines.base import Outcome
 from nclbayes.errors import ModelError, ValuesError
-from nclbayes.state import KroneckerState, State, moved
+from nclbayes.gaussians import State
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Belief:
         for state in self.states.values():
             shape = (num_samples, *state.loc.shape)
             eps = torch.randn(shape, generator=generator, dtype=state.loc.dtype, device=generator.device)
-            values |= state.block.unpack(state.loc + state.coloured(eps.to(state.loc.device)))
+            values |= state.block.unpack(state.loc + state.colouring()(eps.to(state.loc.device)))
         return values
 
     def guide(self) -> dict[str, Tensor]:
@@ -114,9 +114,7 @@ class Belief:
             raise ValuesError(f"The posterior has no sites {', '.join(map(repr, unknown))}.")
         total: Any = 0.0
         for state in self.states.values():
-            density = state.distribution.log_prob(state.block.pack(values))
-            stacked = isinstance(state, KroneckerState) and state.loc.ndim == 3
-            total = total + (density.sum(-1) if stacked else density)
+            total = total + state.log_prob(state.block.pack(values))
         return total
 
     def entropy(self) -> float:
@@ -149,4 +147,4 @@ class Belief:
         Returns:
             The moved belief.
         """
-        return replace(self, states={name: moved(state, device) for name, state in self.states.items()})
+        return replace(self, states={name: state.to(device) for name, state in self.states.items()})

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from nclbayes.errors import DataError, SettingError
-from nclbayes.randomness import drawing_from
+from nclbayes.isolation.randomness import drawing_from
 
 Source = Any
 """Tensors ``(x, y)``, a Dataset, a DataLoader, or a sampler ``sampler(batch_size, generator) -> batch``."""

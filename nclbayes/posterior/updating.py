@@ -11,16 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nclbayes.belief import Belief
+from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import SettingError
-from nclbayes.joining import join
-from nclbayes.randomness import restored
-from nclbayes.state import DiagonalState
-from nclbayes.task import Task, own_generators
+from nclbayes.isolation.randomness import restored
+from nclbayes.posterior.belief import Belief
+from nclbayes.posterior.joining import join
 from nclbayes.watch.run import Model
 
 
@@ -172,6 +171,5 @@ def _check_finite(outcome: Outcome, task: str, engine: Engine) -> None:
     for name, state in outcome.states.items():
         if not bool(torch.isfinite(state.loc).all()):
             raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)
-        # Kronecker factors have been factorised: they are positive definite.
-        if isinstance(state, DiagonalState) and not bool(((state.precision > 0) & state.precision.isfinite()).all()):
+        if not state.is_positive:
             raise diverged(f"The precisions of block '{name}' are not positive numbers", task, engine)

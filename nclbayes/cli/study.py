@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nclbayes.cli_options import (
+from nclbayes.cli.options import (
     AsJson,
     Device,
     Options,

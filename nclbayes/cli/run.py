@@ -1,9 +1,7 @@
-"""The command line."""
+"""The commands that learn: one run, several to compare, and the demonstration."""
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from nclbayes.analysis.record import Record
-from nclbayes.cli_options import (
+from nclbayes.cli.options import (
     AsJson,
     Device,
-    Interrupted,
     Options,
     PriorScale,
     Quick,
@@ -32,35 +28,24 @@ from nclbayes.cli_options import (
     read_settings,
     sayer,
 )
-from nclbayes.data_cli import data_app, info
-from nclbayes.errors import FileError, NCLError, NonFiniteError, SettingError
-from nclbayes.experiments.comparison import DIVERGED, ComparisonError
+from nclbayes.cli.report import by_label, show, write_page
+from nclbayes.errors import SettingError
+from nclbayes.experiments.comparison import ComparisonError
 from nclbayes.experiments.comparison import compare as compare_runs
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.runs import run as run_one
 from nclbayes.experiments.setups import SETUPS, find_setup
 from nclbayes.experiments.tuning import Tuned
 from nclbayes.methods import METHODS
-from nclbayes.report_cli import by_label, show, write_page
-from nclbayes.study_cli import study_app
 
-app = typer.Typer(
-    help="Bayesian continual learning: run methods on task sets, compare them, report.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-app.add_typer(data_app, name="data")
-app.add_typer(study_app)
-app.command()(info)
+run_app = typer.Typer()
 
 _SETS = ", ".join(SETUPS)
 _METHODS = ", ".join(METHODS)
 _DEMO = ("laplace-ncl", "variational-ncl", "none", "joint")
 
 
-@app.command(
+@run_app.command(
     epilog="Example: `nclbayes run split-digits --method laplace-ncl --scenario domain --seed 1 --out runs/digits`"
 )
 def run(
@@ -110,7 +95,7 @@ def run(
     show({chosen.method: [record]}, report, quiet, as_json)
 
 
-@app.command(
+@run_app.command(
     epilog="Example: `nclbayes compare split-digits --methods laplace-ncl,none,joint --seeds 0-4 --jobs 2 --out cmp`"
 )
 def compare(
@@ -146,7 +131,7 @@ def compare(
     _compare(configs, out, jobs, quiet, as_json)
 
 
-@app.command(epilog="Example: `nclbayes demo --out demo`")
+@run_app.command(epilog="Example: `nclbayes demo --out demo`")
 def demo(
     out: Annotated[Path, typer.Option(help="Where pictures and report go.")] = Path("nclbayes-demo"),
     quick: Quick = False,
@@ -156,55 +141,6 @@ def demo(
     """Both engines against plain and joint training on five tasks of small digits; about a minute."""
     configs = [RunConfig.of("split-digits", method, "domain", quick=quick) for method in _DEMO]
     _compare(configs, out, 1, quiet, as_json)
-
-
-@app.command(epilog="Example: `nclbayes report runs/split-digits-domain`")
-def report(
-    folder: Annotated[Path, typer.Argument(help="A run's folder, or one with runs in it.")],
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write the HTML page of a run, or of all runs in a folder."""
-    runs: list[tuple[RunConfig, Record]] = []
-    for path in sorted([folder / "record.json", *folder.glob("**/record.json")]):
-        if path.exists() and (path.parent / "config.json").exists():
-            config = RunConfig.load(path.parent / "config.json")
-            if all(config != other for other, _ in runs):
-                runs.append((config, Record.load(path)))
-    if not runs:
-        raise FileError(f"There is no run in '{folder}': it holds no record.json beside a config.json.")
-    places = dict.fromkeys(" ".join((config.set, config.scenario)).strip() for config, _ in runs)
-    if len(places) > 1:
-        raise FileError(
-            f"The runs in '{folder}' are of {', '.join(places)}: name a folder with runs of one task set and scenario."
-        )
-    runs.sort(key=lambda pair: list(METHODS).index(pair[0].method))
-    show(by_label(runs), write_page(folder, runs[0][0].set, runs), quiet, as_json)
-
-
-def run_command_line(arguments: Sequence[str]) -> int:
-    """Run a command; errors become one line.
-
-    Args:
-        arguments: What follows the program's name. ``--debug`` anywhere shows tracebacks.
-
-    Returns:
-        The exit code: 0, 2 for an error of the user's, 3 if learning diverged, 130 for an interrupt, 1 for anything
-        else.
-    """
-    try:
-        app([a for a in arguments if a != "--debug"], prog_name="nclbayes")
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    except Interrupted:
-        print("nclbayes: interrupted. The same command goes on from here.", file=sys.stderr)
-        return 130
-    except NCLError as error:
-        if "--debug" in arguments:
-            traceback.print_exc()
-        print(f"nclbayes: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return DIVERGED if isinstance(error, NonFiniteError) else 2
-    return 0
 
 
 def _config(

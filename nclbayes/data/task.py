@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from nclbayes.errors import DataError, SettingError
-from nclbayes.sources import (
+from nclbayes.data.sources import (
     Source,
     at_most,
     checked,
@@ -22,6 +21,7 @@ from nclbayes.sources import (
     loaded,
     pick,
 )
+from nclbayes.errors import DataError, SettingError
 
 Model = Callable[..., Any]
 

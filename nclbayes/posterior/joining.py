@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock, find_blocks
+from nclbayes.data.sources import pick
+from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
-from nclbayes.engines.gradients import rows_of_blocks
 from nclbayes.errors import ModelError, SettingError, UnsupportedUseError
 from nclbayes.fisher import FisherAccumulator, KroneckerFisher
-from nclbayes.randomness import drawing_from, restored
-from nclbayes.sources import pick
-from nclbayes.state import DiagonalState, State, Structure, prior_state, state_tensors
-from nclbayes.task import Task, own_generators, to_device
+from nclbayes.gaussians import State, Structure, prior_state
+from nclbayes.gaussians.gradients import rows_of_blocks
+from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model
 
@@ -55,7 +55,7 @@ class Joined:
         """
         tensors = {"generator": generator, **{f"memory/{name}": tensor for name, tensor in memory.items()}}
         for name, state in self.states.items():
-            parts = {"start": self.start[name], **state_tensors(state)}
+            parts = {"start": self.start[name], **state.tensors()}
             tensors |= {f"state/{name}/{part}": tensor for part, tensor in parts.items()}
         for k, part in enumerate(task.parts):
             batch = few_examples(part, torch.device("cpu"))
@@ -224,9 +224,7 @@ def touched_states(run: ModelRun, known: Mapping[str, State], structure: Structu
             state = prior_state(block, run.latents, structure)
         elif state.block != block:
             raise ModelError(f"Block '{name}' is {state.block} in the posterior, but this task uses it as {block}.")
-        elif isinstance(block, KroneckerBlock) and isinstance(state, DiagonalState) != (
-            structure is Structure.DIAGONAL
-        ):
+        elif isinstance(block, KroneckerBlock) and state.structure is not structure:
             raise SettingError(
                 f"Block '{name}' of the posterior is {state.kind}, and this engine needs {structure.value} blocks. "
                 "Start a new posterior with this engine, or go on with one that has such blocks."

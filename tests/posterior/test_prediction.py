@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, ModelError
-from nclbayes.randomness import drawing_from
+from nclbayes.isolation.randomness import drawing_from
 from tests.zoo import inputs, labels
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nclbayes.engines.gradients import Gradient, RowGradient
-from nclbayes.kronecker import kronecker_sum
-from nclbayes.state import DiagonalState, State
+from nclbayes.gaussians.gradients import Gradient, RowGradient
+from nclbayes.kronecker import KroneckerPrecision, kronecker_sum
 
 # Rows must save so many multiplications of a step to be worth the watching that finds them.
 _WORTH = 2e7
@@ -126,24 +125,20 @@ class TwoSided:
 Preconditioner = Elementwise | TwoSided
 
 
-def preconditioner(state: State, tau: float, damping: float) -> Preconditioner:
-    """The preconditioner ``P = (Lambda + damping I)^-1`` of a block.
+def kronecker_preconditioner(p: KroneckerPrecision, tau: float, damping: float, dtype: torch.dtype) -> Preconditioner:
+    """The preconditioner ``tau P``, ``P = (Lambda + damping I)^-1``, of a linear map.
 
     Where damping matters the pull of the prior is preconditioned too: P Lambda (theta - mu) in place of theta - mu.
 
     Args:
-        state: The block's Gaussian.
+        p: Lambda.
         tau: What P is multiplied with.
         damping: N alpha^2.
+        dtype: That of the result, the model's.
 
     Returns:
-        P, in the dtype of the block's weights.
+        What multiplies a gradient.
     """
-    dtype = state.loc.dtype
-    if isinstance(state, DiagonalState):
-        inverse = 1 / (state.precision + damping)
-        return Elementwise((tau * inverse).to(dtype), (inverse * state.precision).to(dtype))
-    p = state.precision
     left, right, pull = p.output_inverse, p.input_inverse, None
     # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition,
     # and the two products of every step that its pull takes.

@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from nclbayes.belief import Belief
+from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import DataError, FileError, ModelError, SettingError
-from nclbayes.joining import few_examples, look, touched_states
-from nclbayes.prediction import predictive, predictive_linearized, predictive_mixture
-from nclbayes.randomness import drawing_from
-from nclbayes.saving import Saved, read_posterior, write_posterior
-from nclbayes.state import State
-from nclbayes.task import Task, to_device
-from nclbayes.updating import UpdateReport, device_of, updated
+from nclbayes.gaussians import State
+from nclbayes.isolation.randomness import drawing_from
+from nclbayes.posterior.belief import Belief
+from nclbayes.posterior.joining import few_examples, look, touched_states
+from nclbayes.posterior.prediction import predictive, predictive_linearized, predictive_mixture
+from nclbayes.posterior.saving import Saved, read_posterior, write_posterior
+from nclbayes.posterior.updating import UpdateReport, device_of, updated
 from nclbayes.watch.run import Model
 
 # So many samples of the weights are drawn and run at once.

@@ -1,4 +1,4 @@
-"""What the commands leave and print: a page, pictures, a table."""
+"""What the commands leave and print: a page, pictures, a table; and the command that makes them again."""
 
 from __future__ import annotations
 
@@ -7,16 +7,45 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from nclbayes import __version__
 from nclbayes.analysis.record import Record
 from nclbayes.analysis.report import text_table, write_report
+from nclbayes.cli.options import AsJson, Quiet
 from nclbayes.errors import FileError
 from nclbayes.experiments.config import RunConfig
+from nclbayes.methods import METHODS
+
+report_app = typer.Typer()
+
+
+@report_app.command(epilog="Example: `nclbayes report runs/split-digits-domain`")
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run's folder, or one with runs in it.")],
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the HTML page of a run, or of all runs in a folder."""
+    runs: list[tuple[RunConfig, Record]] = []
+    for path in sorted([folder / "record.json", *folder.glob("**/record.json")]):
+        if path.exists() and (path.parent / "config.json").exists():
+            config = RunConfig.load(path.parent / "config.json")
+            if all(config != other for other, _ in runs):
+                runs.append((config, Record.load(path)))
+    if not runs:
+        raise FileError(f"There is no run in '{folder}': it holds no record.json beside a config.json.")
+    places = dict.fromkeys(" ".join((config.set, config.scenario)).strip() for config, _ in runs)
+    if len(places) > 1:
+        raise FileError(
+            f"The runs in '{folder}' are of {', '.join(places)}: name a folder with runs of one task set and scenario."
+        )
+    runs.sort(key=lambda pair: list(METHODS).index(pair[0].method))
+    show(by_label(runs), write_page(folder, runs[0][0].set, runs), quiet, as_json)
 
 
 def by_label(runs: Sequence[tuple[RunConfig, Record]]) -> dict[str, list[Record]]:

@@ -14,7 +14,7 @@ from torch import distributions as torch_dist
 from torch.func import jacrev, vmap
 
 from nclbayes.errors import ModelError
-from nclbayes.state import State
+from nclbayes.gaussians import State
 from nclbayes.watch import SiteRecorder
 from nclbayes.watch.run import Model
 from nclbayes.watch.sites import base_normal

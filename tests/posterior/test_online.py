@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nclbayes as ncl
+from nclbayes.data.mixture import TaskMixture
 from nclbayes.errors import (
     DataError,
     FileError,
@@ -25,7 +26,6 @@ from nclbayes.errors import (
     ValuesError,
 )
 from nclbayes.methods import EWC, KFAC, LaplaceOWM, PlainTraining, ReplayLearner
-from nclbayes.mixture import TaskMixture
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 from tests.zoo import gains, inputs, labels, normal, rnn
 
@@ -440,7 +440,7 @@ def test_a_newer_format_and_another_model_are_refused(tmp_path: Path, monkeypatc
         FileError, match=r"another model: its site '0\.weight' is \(8, 5\), torch\.float32; that of the model \(9, 5\)"
     ):
         ncl.OnlinePosterior.load(path, other)
-    monkeypatch.setattr("nclbayes.storage.FORMAT_VERSION", 2)
+    monkeypatch.setattr("nclbayes.storage.sealed.FORMAT_VERSION", 2)
     posterior.save(path)
     monkeypatch.undo()
     with pytest.raises(FileError, match="has format 2"):

@@ -21,9 +21,9 @@ from torch.utils.data import (
 )
 
 import nclbayes as ncl
+from nclbayes.data.mixture import TaskMixture
 from nclbayes.errors import DataError, SettingError
 from nclbayes.methods.replay import ReplayTask
-from nclbayes.mixture import TaskMixture
 
 X, Y = torch.arange(10.0).unsqueeze(-1), torch.arange(10)
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nclbayes.belief import Belief
 from nclbayes.engines.base import ENGINES, Engine
 from nclbayes.errors import FileError
-from nclbayes.state import state_from, state_settings, state_tensors
+from nclbayes.gaussians import state_from
+from nclbayes.posterior.belief import Belief
 from nclbayes.storage import read_file, write_file
 
 
@@ -51,8 +51,8 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
     tensors |= {f"/initial/{site}": value for site, value in (saved.initial or {}).items()}
     described = {}
     for name, state in belief.states.items():
-        tensors |= {f"{name}/{part}": tensor for part, tensor in state_tensors(state).items()}
-        described[name] = state_settings(state)
+        tensors |= {f"{name}/{part}": tensor for part, tensor in state.tensors().items()}
+        described[name] = state.settings()
     settings = {
         "blocks": described,
         "memory": sorted(belief.memory),

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import Batches, Task
 from nclbayes.errors import DataError
 from nclbayes.storage import under
-from nclbayes.task import Batches, Task
 from nclbayes.watch.run import Model
 
 
@@ -29,7 +29,7 @@ class TaskMixture(Task):
     Example:
         >>> import torch
         >>> from nclbayes import Task
-        >>> from nclbayes.mixture import TaskMixture
+        >>> from nclbayes.data import TaskMixture
         >>> tasks = [Task((torch.zeros(n, 3), torch.zeros(n)), name=str(n), context={"head": n}) for n in (10, 30)]
         >>> mixture = TaskMixture(tasks, name="both")
         >>> mixture.size, [part.context for part in mixture.parts]

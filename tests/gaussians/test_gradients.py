@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.blocks import find_blocks
-from nclbayes.engines import preconditioners
-from nclbayes.engines.gradients import RowGradient, rows_of_blocks
 from nclbayes.engines.likelihood import block_gradients, log_likelihood
 from nclbayes.engines.steps import BlockSteps
+from nclbayes.gaussians import KroneckerState, Structure, preconditioners, prior_state
+from nclbayes.gaussians.gradients import RowGradient, rows_of_blocks
 from nclbayes.kronecker import KroneckerPrecision
-from nclbayes.state import KroneckerState, Structure, prior_state
 from nclbayes.watch import ModelRun, watch
 from tests.zoo import ZOO, Case, inputs, labels
 

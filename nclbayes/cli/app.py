@@ -1,0 +1,55 @@
+"""All commands under one name, and their errors as one line."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from nclbayes.cli.data import data_app, info
+from nclbayes.cli.options import Interrupted
+from nclbayes.cli.report import report_app
+from nclbayes.cli.run import run_app
+from nclbayes.cli.study import study_app
+from nclbayes.errors import NCLError, NonFiniteError
+from nclbayes.experiments.comparison import DIVERGED
+
+app = typer.Typer(
+    help="Bayesian continual learning: run methods on task sets, compare them, report.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(run_app)
+app.add_typer(report_app)
+app.add_typer(study_app)
+app.add_typer(data_app, name="data")
+app.command()(info)
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run a command; errors become one line.
+
+    Args:
+        arguments: What follows the program's name. ``--debug`` anywhere shows tracebacks.
+
+    Returns:
+        The exit code: 0, 2 for an error of the user's, 3 if learning diverged, 130 for an interrupt, 1 for anything
+        else.
+    """
+    try:
+        app([a for a in arguments if a != "--debug"], prog_name="nclbayes")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except Interrupted:
+        print("nclbayes: interrupted. The same command goes on from here.", file=sys.stderr)
+        return 130
+    except NCLError as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        print(f"nclbayes: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return DIVERGED if isinstance(error, NonFiniteError) else 2
+    return 0

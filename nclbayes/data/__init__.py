@@ -1,0 +1,6 @@
+"""What is learnt from: tasks, where their examples come from, and several tasks at once."""
+
+from nclbayes.data.mixture import TaskMixture
+from nclbayes.data.task import Batches, Task
+
+__all__ = ["Batches", "Task", "TaskMixture"]

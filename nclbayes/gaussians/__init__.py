@@ -1,0 +1,8 @@
+"""The Gaussian of one block: its precision, its sums, its samples, what it does to a gradient."""
+
+from nclbayes.gaussians.diagonal import DiagonalState
+from nclbayes.gaussians.kronecker import KroneckerState
+from nclbayes.gaussians.making import prior_state, state_from
+from nclbayes.gaussians.state import State, Structure
+
+__all__ = ["DiagonalState", "KroneckerState", "State", "Structure", "prior_state", "state_from"]

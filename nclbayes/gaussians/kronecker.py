@@ -1,0 +1,139 @@
+"""The Gaussian of a linear map, with a precision A (x) G."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nclbayes.blocks import KroneckerBlock
+from nclbayes.fisher import KroneckerFisher
+from nclbayes.gaussians.preconditioners import Preconditioner, kronecker_preconditioner
+from nclbayes.gaussians.state import LinearMap, State, Structure
+from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
+from nclbayes.kronecker.triangular import between_triangles
+
+_PARTS = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root", "logdet")
+
+
+@dataclass(frozen=True)
+class KroneckerState(State):
+    """A Kronecker block and its Gaussian N(mu, (A (x) G)^-1).
+
+    Attributes:
+        block: The sites and their layout.
+        loc: mu, [m, n] or [k, m, n], in the model's dtype.
+        precision: A (x) G, factorised, in float64.
+        log_scale: log tau, the mean log eigenvalue of the block's prior precision.
+    """
+
+    structure: ClassVar[Structure] = Structure.KRONECKER
+
+    block: KroneckerBlock
+    precision: KroneckerPrecision
+
+    @property
+    def kind(self) -> str:
+        """The form of the Gaussian, for people."""
+        return "Kronecker" + ("" if self.block.bias is None else ", with bias")
+
+    @property
+    def distribution(self) -> KroneckerNormal:
+        """The block's Gaussian, in the model's dtype."""
+        return KroneckerNormal.from_precision(self.loc, self.precision.to(self.loc.dtype))
+
+    @property
+    def logdet(self) -> float:
+        """log|Lambda|, of all matrices of a stack together."""
+        return float(self.precision.logdet.sum())
+
+    @property
+    def is_positive(self) -> bool:
+        """Yes: the factors have been factorised."""
+        return True
+
+    @property
+    def kl_of_sum(self) -> float | None:
+        """The nats lost when a sum of two precisions was replaced by this one; None if it is no such sum."""
+        return float(self.precision.kl.sum()) if isinstance(self.precision, KroneckerSum) else None
+
+    def log_prob(self, matrix: Tensor) -> Tensor:
+        """The log density of the block's weights, of a stack together."""
+        density = self.distribution.log_prob(matrix)
+        return density.sum(-1) if self.loc.ndim == 3 else density
+
+    def whiten(self, gradients: Tensor) -> Tensor:
+        """S_G^T J S_A: gradients whose inner products are those of Lambda^-1."""
+        p = self.precision
+        return p.output_root.to(gradients.dtype).mT @ gradients @ p.input_root.to(gradients.dtype)
+
+    def colouring(self) -> LinearMap:
+        """S_G eps S_A^T."""
+        left, right = (root.to(self.loc.dtype) for root in (self.precision.output_root, self.precision.input_root))
+        return lambda eps: between_triangles(left, eps, right)
+
+    def multiplication(self, factor: float) -> LinearMap:
+        """Factor G V A."""
+        left, right = ((factor * self.precision.output).to(self.loc.dtype), self.precision.input.to(self.loc.dtype))
+        return lambda matrix: left @ matrix @ right
+
+    def preconditioner(self, tau: float, damping: float) -> Preconditioner:
+        """What multiplies a gradient with ``tau (Lambda + damping I)^-1``, in the model's dtype."""
+        return kronecker_preconditioner(self.precision, tau, damping, self.loc.dtype)
+
+    def quadratic(self, delta: Tensor) -> float:
+        """delta^T Lambda delta."""
+        d = delta.double()
+        return float((d * self.precision.times(d)).sum())
+
+    def add(self, loc: Tensor, fisher: KroneckerFisher, rule: SumRule, measure: bool = True) -> KroneckerState:
+        """The Gaussian around `loc` whose precision has a task's Fisher added.
+
+        Args:
+            loc: The new mean.
+            fisher: The task's Fisher.
+            rule: How to replace the sum of two Kronecker products by one.
+            measure: Whether to measure what that loses.
+
+        Returns:
+            The new state.
+        """
+        p = self.precision
+        if 1 in p.shape:
+            # One side is a single number: the sum is a Kronecker product, and `kl` finds it.
+            rule = SumRule.KL
+        total = kronecker_sum(p.input, p.output, fisher.input, fisher.output, rule, rtol=fisher.rtol, measure=measure)
+        return replace(self, loc=loc, precision=total)
+
+    def narrowed(self, precision: float) -> KroneckerState:
+        """The Gaussian with a multiple of the identity added to its precision (exactly, if that is one itself)."""
+        p = self.precision
+        C, D = (_identity_like(m) for m in (p.input, p.output))
+        return replace(self, precision=kronecker_sum(p.input, p.output, precision * C, D, measure=False))
+
+    def isotropic(self) -> KroneckerState:
+        """The Gaussian with the precision tau I, under which a step is one of plain training."""
+        A, G = (_identity_like(m) for m in (self.precision.input, self.precision.output))
+        A = math.exp(self.log_scale) * A
+        return replace(self, precision=KroneckerPrecision.factorise(A.contiguous(), G.contiguous()))
+
+    def to(self, device: torch.device) -> KroneckerState:
+        """The same on another device."""
+        return replace(self, loc=self.loc.to(device), precision=self.precision.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Mean, factors, their inverses and roots."""
+        return {"loc": self.loc, **{part: getattr(self.precision, part) for part in _PARTS}}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> KroneckerState:
+        """A state of the same block from what :meth:`tensors` gave."""
+        precision = KroneckerPrecision(**{part: tensors[part] for part in _PARTS})
+        return replace(self, loc=tensors["loc"], precision=precision)
+
+
+def _identity_like(matrix: Tensor) -> Tensor:
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)

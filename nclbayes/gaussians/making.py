@@ -1,0 +1,59 @@
+"""Where Gaussians come from: a block's prior, or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
+from nclbayes.gaussians.diagonal import DiagonalState
+from nclbayes.gaussians.kronecker import KroneckerState
+from nclbayes.gaussians.state import State, Structure
+from nclbayes.kronecker import KroneckerPrecision
+from nclbayes.watch import Latent
+
+
+def prior_state(block: Block, latents: dict[str, Latent], structure: Structure = Structure.KRONECKER) -> State:
+    """A block's Gaussian before any data.
+
+    Args:
+        block: The block.
+        latents: Its sites as a run met them.
+        structure: The form of a linear map's Gaussian; any other site has independent weights.
+
+    Returns:
+        The state.
+    """
+    if isinstance(block, DiagonalBlock) or structure is Structure.DIAGONAL:
+        loc, scale = block.moments(latents)
+        precision = scale.double().square().reciprocal()
+        return DiagonalState(block, _copied(loc), precision, float(precision.log().mean()))
+    prior = block.prior(latents)
+    factors = KroneckerPrecision.factorise(prior.input_precision.double(), prior.output_precision.double())
+    return KroneckerState(block, _copied(prior.loc), factors, float(factors.logdet.sum()) / block.size)
+
+
+def _copied(loc: Tensor) -> Tensor:
+    """A copy in the layout that it has when read from a file: products of another may round otherwise."""
+    return loc.clone(memory_format=torch.contiguous_format)
+
+
+def state_from(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
+    """A state from its saved parts.
+
+    Args:
+        settings: From :meth:`State.settings`.
+        tensors: From :meth:`State.tensors`.
+
+    Returns:
+        The state.
+    """
+    layout: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in settings["block"].items()}
+    rest = {part: tensor for part, tensor in tensors.items() if part != "loc"}
+    if settings["kind"] == "diagonal":
+        block: Block = KroneckerBlock(**layout) if "weight" in layout else DiagonalBlock(**layout)
+        return DiagonalState(block, tensors["loc"], rest["precision"], settings["log_scale"])
+    return KroneckerState(KroneckerBlock(**layout), tensors["loc"], KroneckerPrecision(**rest), settings["log_scale"])

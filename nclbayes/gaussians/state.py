@@ -1,0 +1,172 @@
+"""What every Gaussian of a block answers, whatever its precision looks like."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from nclbayes.blocks import Block
+from nclbayes.gaussians.preconditioners import Preconditioner
+from nclbayes.kronecker import SumRule
+from nclbayes.storage import memory_of
+
+LinearMap = Callable[[Tensor], Tensor]
+
+
+class Structure(Enum):
+    """The form of the Gaussian of a linear map.
+
+    Attributes:
+        KRONECKER: A precision A (x) G.
+        DIAGONAL: Independent weights.
+    """
+
+    KRONECKER = "kronecker"
+    DIAGONAL = "diagonal"
+
+
+@dataclass(frozen=True)
+class State(ABC):
+    """A block and its Gaussian N(mu, Lambda^-1): what a posterior carries from task to task.
+
+    Attributes:
+        block: The sites and their layout.
+        loc: mu, of the block's shape, in the model's dtype.
+        precision: Lambda, in float64.
+        log_scale: log tau, the mean log eigenvalue of the precision that the block had before any task.
+    """
+
+    structure: ClassVar[Structure]
+
+    block: Block
+    loc: Tensor
+    precision: Any
+    log_scale: float
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The form of the Gaussian, for people."""
+
+    @property
+    @abstractmethod
+    def distribution(self) -> Any:
+        """The Gaussian as a Pyro distribution, in the model's dtype."""
+
+    @property
+    @abstractmethod
+    def logdet(self) -> float:
+        """log|Lambda|, of all matrices of a stack together."""
+
+    @property
+    @abstractmethod
+    def is_positive(self) -> bool:
+        """Whether the precision is finite and positive definite."""
+
+    @property
+    def kl_of_sum(self) -> float | None:
+        """The nats lost when a sum of two precisions was replaced by this one; None where nothing can be lost."""
+        return None
+
+    @abstractmethod
+    def log_prob(self, matrix: Tensor) -> Tensor:
+        """The log density of the block's weights, ``[*samples]``, from ``[*samples, *block.shape]``."""
+
+    @abstractmethod
+    def whiten(self, gradients: Tensor) -> Tensor:
+        """Gradients whose inner products are those of Lambda^-1."""
+
+    @abstractmethod
+    def colouring(self) -> LinearMap:
+        """What gives standard normal noise the covariance Lambda^-1, ready to be used many times."""
+
+    @abstractmethod
+    def multiplication(self, factor: float) -> LinearMap:
+        """What multiplies a matrix with factor Lambda, ready to be used many times, in the model's dtype."""
+
+    @abstractmethod
+    def preconditioner(self, tau: float, damping: float) -> Preconditioner:
+        """What multiplies a gradient with ``tau (Lambda + damping I)^-1``, in the model's dtype."""
+
+    @abstractmethod
+    def quadratic(self, delta: Tensor) -> float:
+        """delta^T Lambda delta."""
+
+    @abstractmethod
+    def add(self, loc: Tensor, fisher: Any, rule: SumRule, measure: bool = True) -> State:
+        """The Gaussian around `loc` whose precision has a task's Fisher added.
+
+        Args:
+            loc: The new mean.
+            fisher: The task's Fisher, of the same structure.
+            rule: How to replace a sum of two Kronecker products by one, where that is needed.
+            measure: Whether to measure what that loses.
+
+        Returns:
+            The new state.
+        """
+
+    @abstractmethod
+    def narrowed(self, precision: float) -> State:
+        """The Gaussian with a multiple of the identity added to its precision.
+
+        Args:
+            precision: What to add to every direction's precision.
+
+        Returns:
+            The narrower state.
+        """
+
+    @abstractmethod
+    def isotropic(self) -> State:
+        """The Gaussian with the precision tau I, under which a step is one of plain training."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> State:
+        """The same on another device."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What must be saved so that the state comes back bit for bit, by part."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> State:
+        """A state of the same block from what :meth:`tensors` gave."""
+
+    def moved(self, loc: Tensor) -> State:
+        """The same precision around another mean.
+
+        Args:
+            loc: The new mean.
+
+        Returns:
+            The new state.
+        """
+        return replace(self, loc=loc)
+
+    def fingerprint(self) -> int:
+        """A checksum: whether a block is as it was left, wherever it has been since.
+
+        Returns:
+            A number of 32 bits, the same on every device and with any number of threads.
+        """
+        checksum = 0
+        for tensor in self.tensors().values():
+            checksum = zlib.crc32(memory_of(tensor), checksum)
+        return checksum
+
+    def settings(self) -> dict[str, Any]:
+        """All of a state but its tensors, as plain values."""
+        return {
+            "kind": self.structure.value,
+            "block": asdict(self.block),
+            "log_scale": self.log_scale,
+            "tensors": sorted(self.tensors()),
+        }
