@@ -299,4 +299,9 @@ def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
     """
     # A copy to the CPU is read at once, and must have arrived by then.
     to_gpu = device.type == "cuda"
-    return tuple(item.to(device, non_blocking=to_gpu) if isinstance(item, Tensor) else item for item in batch)
+    return tuple(_usable(item).to(device, non_blocking=to_gpu) if isinstance(item, Tensor) else item for item in batch)
+
+
+def _usable(tensor: Tensor) -> Tensor:
+    """A tensor that autograd may keep: not one that was made in inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor

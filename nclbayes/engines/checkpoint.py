@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nclbayes.errors import FileError
-from nclbayes.storage import memory_of, read_file, write_file
+from nclbayes.storage import memory_of, read_file, under, write_file
 
 # To be raised whenever snapshots hold other things, or go on in another way, than before.
-_LAYOUT = 3
+_LAYOUT = 4
+# By how much, relative to the largest number, two machines may differ in what they compute for the same model.
+_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,13 @@ class Checkpoint:
         path: The file.
         every: Write one after so many steps.
         identity: What must agree for a snapshot to be taken up.
+        probe: What the model computes for a few examples at the start, which must agree up to rounding.
     """
 
     path: Path
     every: int
     identity: str
+    probe: Mapping[str, Tensor] = field(default_factory=dict)
 
     def save(self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
         """Write a snapshot; the file holds the last one, whole, at any time.
@@ -39,7 +44,8 @@ class Checkpoint:
             tensors: The loop's tensors.
             settings: The rest.
         """
-        write_file(self.path, "checkpoint", tensors, {"identity": self.identity, **settings})
+        probe = {f"probe.{name}": tensor for name, tensor in self.probe.items()}
+        write_file(self.path, "checkpoint", {**tensors, **probe}, {"identity": self.identity, **settings})
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last snapshot of this very update, if there is one.
@@ -58,11 +64,25 @@ class Checkpoint:
                 f"'{self.path}' is a checkpoint of another update: another task, other settings, another posterior, or "
                 "another version of nclbayes. Delete it to start anew, or pass another path."
             )
-        return tensors, settings
+        probe = under(tensors, "probe.")
+        if probe.keys() != self.probe.keys() or not all(_agree(probe[name], self.probe[name]) for name in probe):
+            raise FileError(
+                f"'{self.path}' is a checkpoint of an update of another model: this one computes something else for "
+                "the same examples. Bring its frozen weights, its likelihood and its layers back to what they were, or "
+                "delete the file to start anew."
+            )
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith("probe.")}, settings
 
     def clear(self) -> None:
         """Remove the file, once the update is done."""
         self.path.unlink(missing_ok=True)
+
+
+def _agree(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape:
+        return False
+    largest = torch.maximum(first.abs(), second.abs()).max() if first.numel() else 0.0
+    return bool(torch.allclose(first, second, rtol=0.0, atol=float(_ROUNDING * largest), equal_nan=True))
 
 
 def identity(settings: object, tensors: Mapping[str, Tensor]) -> str:

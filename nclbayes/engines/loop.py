@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from tqdm import tqdm
 
 from nclbayes.data.task import Batches, to_device
 from nclbayes.engines.checkpoint import Checkpoint
+from nclbayes.engines.progress import ProgressBar
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import MatrixError, NonFiniteError
 from nclbayes.isolation.randomness import drawing_from
@@ -117,10 +116,10 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
         place = _resume(checkpoint, stepper, batches, generator, noise)
     show = sys.stderr.isatty() if problem.progress is None else problem.progress
     earlier, started = place.seconds, time.perf_counter()
-    with (
-        _flushing_denormals(),
-        tqdm(total=total, initial=place.step, desc=task.name, disable=not show, leave=False) as bar,
-    ):
+    # On a CPU, let numbers below 1e-38 be zero: dead units breed them, and each costs a hundred ordinary products. The
+    # update puts the switch back.
+    torch.set_flush_denormal(True)
+    with ProgressBar(total, place.step, task.name, show) as bar:
         for step in range(place.step + 1, total + 1):
             if settings.patience is not None and place.step - place.best_step >= settings.patience:
                 break
@@ -129,8 +128,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
             with drawing_from(noise, problem.device):
                 loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
             place.advance(step, loss)
-            bar.set_postfix(loss=f"{place.running:.4g}", refresh=False)
-            bar.update()
+            bar.advance(loss=f"{place.running:.4g}")
             for callback in problem.callbacks:
                 callback(Progress(step, total, loss, partial(_copies, stepper)))
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
@@ -212,17 +210,6 @@ def _guarded_step(
     if not math.isfinite(loss):
         raise diverged(f"The loss became {loss}")
     return loss
-
-
-@contextmanager
-def _flushing_denormals() -> Iterator[None]:
-    """On a CPU, let numbers below 1e-38 be zero: dead units breed them, and each costs a hundred ordinary products."""
-    was_flushing = bool(torch.tensor(1e-38, dtype=torch.float32, device="cpu") * 0.1 == 0)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(was_flushing)
 
 
 def _first_sentence(error: Exception) -> str:

@@ -26,7 +26,7 @@ from nclbayes.fisher.targets import (
     temper,
 )
 from nclbayes.fisher.verify import verify_uses
-from nclbayes.isolation.randomness import drawing_from
+from nclbayes.isolation import as_found, drawing_from
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
 from nclbayes.watch.run import Batch, Model, batch_size
@@ -110,6 +110,9 @@ class FisherAccumulator:
         Raises:
             NonFiniteError: If an activation or gradient is NaN or infinite.
         """
+        return as_found(self.model, lambda: self._run_and_add(batch, weight))
+
+    def _run_and_add(self, batch: Batch, weight: float) -> ModelRun:
         with drawing_from(self.generator, _device(batch)):
             run = watch(self.model, batch, self.values, self.context)
             self._add(run, batch, weight)
@@ -128,6 +131,9 @@ class FisherAccumulator:
             UnsupportedUseError: If what was seen of a weight does not add up to its gradient; checked on the first
                 batch of each form.
         """
+        as_found(self.model, lambda: self._add_drawn(run, batch, weight))
+
+    def _add_drawn(self, run: ModelRun, batch: Batch, weight: float) -> None:
         with drawing_from(self.generator, _device(batch)):
             self._add(run, batch, weight)
 

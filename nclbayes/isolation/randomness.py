@@ -7,49 +7,49 @@ from contextlib import contextmanager
 
 import torch
 
+from nclbayes.isolation.process import Alone
+
 
 @contextmanager
-def restored(*generators: torch.Generator, only_on_failure: bool = False) -> Iterator[None]:
+def restored(*generators: torch.Generator) -> Iterator[None]:
     """Whatever is drawn inside, the generators are as before afterwards.
 
     Args:
         *generators: The generators.
-        only_on_failure: Whether they are put back only if what is done inside fails, as if it had never been tried.
 
     Yields:
         Nothing.
     """
     before = [generator.get_state() for generator in generators]
-    failed = True
     try:
         yield
-        failed = False
     finally:
-        if failed or not only_on_failure:
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
-@contextmanager
-def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Inside, whatever draws from torch's global generators draws a stream that `generator` decides.
+class drawing_from(Alone):
+    """A context in which whatever draws from torch's global generators draws a stream that `generator` decides.
 
-    torch's distributions take no generator, so the global ones are seeded from it and put back afterwards.
+    torch's distributions take no generator, so the global ones are seeded from it and put back afterwards. They are
+    shared by all threads: no other thread runs a model meanwhile.
 
     Args:
         generator: Decides the draws, and advances by one seed.
         device: Where the draws are made, besides the CPU.
-
-    Yields:
-        Nothing.
     """
-    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    globals_ = [torch.default_generator]
-    if device.type == "cuda":
-        torch.cuda.init()
-        index = torch.cuda.current_device() if device.index is None else device.index
-        globals_.append(torch.cuda.default_generators[index])
-    with restored(*globals_):
-        for g in globals_:
-            g.manual_seed(seed)
-        yield
+
+    def __init__(self, generator: torch.Generator, device: torch.device) -> None:
+        globals_ = [torch.default_generator]
+        if device.type == "cuda":
+            torch.cuda.init()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            globals_.append(torch.cuda.default_generators[index])
+        super().__init__(*globals_)
+        self._generator = generator
+
+    def __enter__(self) -> None:
+        seed = int(torch.randint(2**63 - 1, (), generator=self._generator, device=self._generator.device))
+        super().__enter__()
+        for generator in self._generators:
+            generator.manual_seed(seed)

@@ -14,6 +14,7 @@ from nclbayes.engines.base import Engine
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.posterior import OnlinePosterior
+from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.saving import describe, engine_from
 from nclbayes.posterior.updating import UpdateReport
 
@@ -39,26 +40,19 @@ class CoresetLearner(KeepingLearner):
         (2, torch.Size([3, 1]))
     """
 
-    _refined: OnlinePosterior | None = None
-    _last: Engine | None = None
+    # What was made of a belief, with that belief: it is out of date as soon as there is another.
+    _refined: tuple[Belief, OnlinePosterior] | None = None
+    # The engine of the update after which these were the tasks.
+    _last: tuple[tuple[str, ...], Engine | None] | None = None
 
-    def update(self, task: Task, **settings: Any) -> UpdateReport:
-        """Learn a task but for the examples that are set apart.
-
-        Args:
-            task: The new task.
-            **settings: As for :meth:`OnlinePosterior.update`.
-
-        Returns:
-            What the update did.
-        """
-        generator = settings.get("generator") or self.generator
+    def _update(self, task: Task, **settings: Any) -> tuple[Belief, UpdateReport]:
+        """Learn a task but for the examples that are set apart."""
         # The same examples when an interrupted update goes on.
-        kept, rest = split_examples(task, self.keep, generator.clone_state())
-        engine = settings.get("engine")
-        report = self._learn(rest, kept, settings, {_ENGINE: _to_tensor(engine)})
-        self._refined, self._last = None, engine
-        return report
+        kept, rest = split_examples(task, self.keep, settings["generator"].clone_state())
+        engine = settings["engine"]
+        belief, report = self._learn(rest, kept, settings, {_ENGINE: _to_tensor(engine)})
+        self._last = belief.tasks, engine
+        return belief, report
 
     def predict(self, *inputs: Any, **settings: Any) -> Any:
         """The distribution of the targets of new inputs, by the refined posterior.
@@ -70,26 +64,13 @@ class CoresetLearner(KeepingLearner):
         Returns:
             A torch distribution.
         """
-        if self._refined is None and self.tasks:
-            self._refined = self.refined()
-        return (
-            super().predict(*inputs, **settings)
-            if self._refined is None
-            else self._refined.predict(*inputs, **settings)
-        )
-
-    def to(self, device: torch.device | str) -> CoresetLearner:
-        """Move the posterior, and its model if that is a module.
-
-        Args:
-            device: Where to.
-
-        Returns:
-            The posterior itself.
-        """
-        self._refined = None
-        super().to(device)
-        return self
+        if not self.tasks:
+            return super().predict(*inputs, **settings)
+        with self._lock:
+            if self._refined is None or self._refined[0] is not self._belief:
+                self._refined = self._belief, self.refined()
+            refined = self._refined[1]
+        return refined.predict(*inputs, **settings)
 
     def refined(self) -> OnlinePosterior:
         """A posterior that has learnt from the coreset too.
@@ -97,7 +78,8 @@ class CoresetLearner(KeepingLearner):
         Returns:
             A new posterior; this one is left as it is.
         """
-        engine = self._last or _from_tensor(self.memory.get(_ENGINE)) or self.engine
+        last = self._last[1] if self._last is not None and self._last[0] == self.tasks else None
+        engine = last or _from_tensor(self.memory.get(_ENGINE)) or self.engine
         refined = OnlinePosterior(self.model, engine, generator=self.generator.clone_state())
         refined._belief = self._belief
         refined.update(TaskMixture(self.kept, name="coreset"), progress=False)

@@ -31,31 +31,20 @@ class JointLearner(OnlinePosterior):
 
     _seen: tuple[Task, ...] = ()
 
-    def update(self, task: Task, **settings: Any) -> UpdateReport:
-        """Learn a task together with all earlier ones.
-
-        Args:
-            task: The new task.
-            **settings: As for :meth:`OnlinePosterior.update`.
-
-        Returns:
-            What the update did.
-
-        Raises:
-            ModelError: If the data of earlier tasks are not there.
-        """
-        if len(self._seen) != len(self.tasks):
+    def _update(self, task: Task, **settings: Any) -> tuple[Belief, UpdateReport]:
+        """Learn a task together with all earlier ones."""
+        # Of an update that failed at its very end a task may be left over.
+        earlier = self._seen[: len(self.tasks)]
+        if len(earlier) != len(self.tasks):
             raise ModelError(
                 f"The learner has learnt {len(self.tasks)} tasks and holds the data of {len(self._seen)}: hand over "
                 "those of the tasks before it was saved, in order, by remember(tasks)."
             )
-        seen = (*self._seen, task)
+        self._seen = (*earlier, task)
         start = {**(self._initial_values() or {}), **self.mean()}
         prior = Belief(tasks=self.tasks, outputs=self._belief.outputs)
-        mixture = TaskMixture(seen, name=task.name)
-        belief, report = self._updated(mixture, belief=prior, initial=start or None, **settings)
-        self._belief, self._seen = belief, seen
-        return report
+        mixture = TaskMixture(self._seen, name=task.name)
+        return self._updated(mixture, belief=prior, initial=start or None, **settings)
 
     def remember(self, tasks: list[Task]) -> None:
         """Hand over the data of the tasks that were learnt before the learner was saved.

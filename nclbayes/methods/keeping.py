@@ -12,6 +12,7 @@ from nclbayes.data.task import Task
 from nclbayes.errors import SettingError
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
 from nclbayes.posterior import OnlinePosterior
+from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.updating import UpdateReport
 from nclbayes.storage import under
 
@@ -56,12 +57,11 @@ class KeepingLearner(OnlinePosterior):
 
     def _learn(
         self, task: Task, examples: Task, settings: Mapping[str, Any], also: Mapping[str, Tensor] | None = None
-    ) -> UpdateReport:
-        """Update with a task, and keep some examples, and what else is to be kept: all of it happens, or nothing."""
+    ) -> tuple[Belief, UpdateReport]:
+        """What the belief becomes with a task, with some examples kept, and what else is to be kept."""
         k = len(self.tasks)
         # Made before the update, as they may be refused.
         kept = {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
         kept |= also or {}
         belief, report = self._updated(task, **settings)
-        self._belief = replace(belief, memory={**belief.memory, **kept})
-        return report
+        return replace(belief, memory={**belief.memory, **kept}), report

@@ -11,6 +11,7 @@ from nclbayes.data.mixture import TaskMixture
 from nclbayes.data.task import Task
 from nclbayes.methods.examples import draw_examples
 from nclbayes.methods.keeping import KeepingLearner
+from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.updating import UpdateReport
 
 
@@ -99,17 +100,8 @@ class ReplayLearner(KeepingLearner):
         [4, 4]
     """
 
-    def update(self, task: Task, **settings: Any) -> UpdateReport:
-        """Learn a task while replaying earlier ones, and keep some of its examples.
-
-        Args:
-            task: The new task.
-            **settings: As for :meth:`OnlinePosterior.update`.
-
-        Returns:
-            What the update did.
-        """
-        generator = settings.get("generator") or self.generator
+    def _update(self, task: Task, **settings: Any) -> tuple[Belief, UpdateReport]:
+        """Learn a task while replaying earlier ones, and keep some of its examples."""
         # The same examples when an interrupted update goes on.
-        examples = draw_examples(task, self.keep, generator.clone_state())
+        examples = draw_examples(task, self.keep, settings["generator"].clone_state())
         return self._learn(ReplayTask(task, self.kept) if self.tasks else task, examples, settings)

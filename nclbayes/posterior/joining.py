@@ -13,7 +13,7 @@ from nclbayes.blocks import Block, KroneckerBlock, find_blocks
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
-from nclbayes.engines.checkpoint import identity
+from nclbayes.engines.likelihood import log_likelihood
 from nclbayes.errors import ModelError, SettingError, UnsupportedUseError
 from nclbayes.fisher import FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure, prior_state
@@ -41,28 +41,13 @@ class Joined:
     fixed: dict[str, Tensor]
     outputs: tuple[str, ...]
 
-    def identity(self, task: Task, engine: Engine, generator: Tensor, memory: Mapping[str, Tensor]) -> str:
-        """What an interrupted update must have in common with the call that goes on with it.
-
-        Args:
-            task: The task.
-            engine: The engine.
-            generator: The state of the generator when the update was called.
-            memory: What earlier updates kept besides the Gaussians.
-
-        Returns:
-            A string that is equal for equal updates.
-        """
-        tensors = {"generator": generator, **{f"memory/{name}": tensor for name, tensor in memory.items()}}
-        for name, state in self.states.items():
-            parts = {"start": self.start[name], **state.tensors()}
-            tensors |= {f"state/{name}/{part}": tensor for part, tensor in parts.items()}
-        for k, part in enumerate(task.parts):
-            batch = few_examples(part, torch.device("cpu"))
-            tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
-        contexts = [repr(part.context) for part in task.parts]
-        settings = {"name": type(engine).__name__, **engine.to_dict(), "schedule": engine.schedule is not None}
-        return identity([task.name, task.size, contexts, settings], tensors)
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The weights at the start, by site."""
+        values = dict(self.fixed)
+        for name, matrix in self.start.items():
+            values |= self.states[name].block.unpack(matrix)
+        return values
 
 
 def join(
@@ -103,6 +88,11 @@ def join(
     outputs: tuple[str, ...] = ()
     for part in task.parts:
         run = look(model, few_examples(part, device), part.context, mean)
+        if not log_likelihood(run.observed).requires_grad:
+            raise ModelError(
+                f"The likelihood of task '{task.name}' depends on no weight, so that nothing can be learnt from it. "
+                "See that the network has learnable weights, and that its output reaches the observed site undetached."
+            )
         states |= touched_states(run, {**known, **states}, engine.structure)
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}

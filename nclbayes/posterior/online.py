@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from nclbayes.data.task import Task, to_device
+from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import DataError, FileError, ModelError, SettingError
 from nclbayes.gaussians import State
-from nclbayes.isolation.randomness import drawing_from
+from nclbayes.isolation import as_found, drawing_from
 from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.joining import few_examples, look, touched_states
 from nclbayes.posterior.prediction import predictive, predictive_linearized, predictive_mixture
@@ -77,11 +79,9 @@ class OnlinePosterior:
         self.engine = _checked(engine)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
-        self._belief = Belief()
-        if example is not None:
-            run = look(model, few_examples(example, device_of(self._belief, model, example)), example.context, {})
-            states = touched_states(run, {}, engine.structure)
-            self._belief = Belief(states=states, outputs=tuple(run.observed))
+        # Whoever changes the posterior, or draws from its generator, holds it.
+        self._lock = threading.RLock()
+        self._belief = Belief() if example is None else as_found(model, lambda: self._first_belief(example))
 
     @property
     def blocks(self) -> Mapping[str, State]:
@@ -137,16 +137,39 @@ class OnlinePosterior:
         Returns:
             Losses, time and what was lost.
         """
-        self._belief, report = self._updated(
-            task,
-            engine=engine,
-            progress=progress,
-            generator=generator,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            callbacks=callbacks,
-        )
-        return report
+        if not isinstance(task, Task):
+            raise SettingError(f"update takes a Task, not a {type(task).__name__}: Task((x, y), name='first').")
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise SettingError(
+                f"update('{task.name}') was called while this posterior is learning, as by a callback: what it learnt "
+                "would be lost. Call it when the update is done."
+            )
+        source = self.generator if generator is None else generator
+        with self._lock:
+            before = self._belief
+
+            def learn() -> UpdateReport:
+                self._belief, report = self._update(
+                    task,
+                    engine=engine,
+                    progress=progress,
+                    generator=source,
+                    checkpoint=checkpoint,
+                    checkpoint_every=checkpoint_every,
+                    callbacks=callbacks,
+                )
+                return report
+
+            return as_found(
+                self.model,
+                learn,
+                generators=(source, *own_generators(task)),
+                is_done=lambda: self._belief is not before,
+            )
+
+    def _update(self, task: Task, **settings: Any) -> tuple[Belief, UpdateReport]:
+        """What the posterior's belief becomes with a task; other kinds of posterior do it otherwise."""
+        return self._updated(task, **settings)
 
     def predict(
         self,
@@ -185,20 +208,34 @@ class OnlinePosterior:
         for item in inputs:
             if not isinstance(item, Tensor) and hasattr(item, "__array__"):
                 raise DataError(f"An input is a {type(item).__name__}: make a tensor of it with torch.as_tensor.")
-        device, outputs = device_of(self._belief, self.model, None), self._belief.outputs
-        given = to_device(inputs, device)
-        if generator is None:
+        if generator is None and method == "mean":
             # At the mean a network's own noise comes from a fixed seed, so that to look changes nothing.
-            generator = torch.Generator().manual_seed(0) if method == "mean" else self.generator
+            generator = torch.Generator().manual_seed(0)
+        # Draws of the posterior's own generator wait until an update in another thread is done with it.
+        with nullcontext() if generator is not None else self._lock:
+            source = self.generator if generator is None else generator
+            return as_found(self.model, lambda: self._predicted(inputs, context, method, num_samples, source))
+
+    def _predicted(
+        self,
+        inputs: tuple[Any, ...],
+        context: Mapping[str, Any],
+        method: str,
+        num_samples: int | None,
+        generator: torch.Generator,
+    ) -> Any:
+        belief = self._belief
+        device, outputs = device_of(belief, self.model, None), belief.outputs
+        given = to_device(inputs, device)
         with torch.no_grad(), drawing_from(generator, device):
             if method == "mean":
-                return predictive(self.model, given, context, self._belief.mean(), outputs)
+                return predictive(self.model, given, context, belief.mean(), outputs)
             if method == "samples":
                 count = num_samples or 32
-                chunks = (self.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
+                chunks = (belief.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
                 return predictive_mixture(self.model, given, context, chunks, outputs)
             return predictive_linearized(
-                self.model, given, context, self._states, outputs, draws=num_samples or 256, generator=generator
+                self.model, given, context, belief.states, outputs, draws=num_samples or 256, generator=generator
             )
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -221,7 +258,8 @@ class OnlinePosterior:
         """
         learner = {name: getattr(self, name) for name in self.learner_settings}
         kind = type(self).__name__
-        write_posterior(path, Saved(self._belief, self.engine, self.generator, self._initial, learner, kind))
+        with self._lock:
+            write_posterior(path, Saved(self._belief, self.engine, self.generator, self._initial, learner, kind))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
@@ -237,7 +275,8 @@ class OnlinePosterior:
         Raises:
             FileError: If the file is damaged or foreign, of another kind of posterior, or of another model.
         """
-        saved = read_posterior(path)
+        # Tensors that were made in inference mode could not be learnt from.
+        saved = as_found(None, lambda: read_posterior(path))
         if saved.kind not in ("", cls.__name__):
             raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
         learner = {name: value for name, value in saved.learner.items() if name in cls.learner_settings}
@@ -256,7 +295,10 @@ class OnlinePosterior:
         Returns:
             For each site, [num_samples, ...].
         """
-        return self._belief.sample(num_samples, self.generator if generator is None else generator)
+        if generator is not None:
+            return self._belief.sample(num_samples, generator)
+        with self._lock:
+            return self._belief.sample(num_samples, self.generator)
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         """The joint log density of weights.
@@ -300,7 +342,8 @@ class OnlinePosterior:
             The posterior itself.
         """
         target = torch.device(device)
-        self._belief = self._belief.to(target)
+        with self._lock:
+            self._belief = as_found(None, lambda: self._belief.to(target))
         if isinstance(self.model, torch.nn.Module):
             self.model.to(target)
         return self
@@ -312,6 +355,19 @@ class OnlinePosterior:
             lines.append(f"  {name}: {shape}, {state.kind}")
         lines.append(f"  {sum(s.block.size for s in self._states.values()):,} weights in {len(self._states)} blocks")
         return "\n".join(lines)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+    def _first_belief(self, example: Task) -> Belief:
+        """The priors of the sites that a task shows."""
+        device = device_of(Belief(), self.model, example)
+        run = look(self.model, few_examples(example, device), example.context, {})
+        return Belief(states=touched_states(run, {}, self.engine.structure), outputs=tuple(run.observed))
 
     def _check_model(self, path: str | os.PathLike[str]) -> None:
         """Refuse a model whose weights are not those of the posterior, where it says what they are."""

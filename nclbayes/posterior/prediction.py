@@ -121,7 +121,7 @@ def predictive_mixture(
         fn, _ = _reach(model, inputs, context, values, outputs, draw=True)
         found.append(fn)
         base = base_of(fn)
-        return {name: getattr(base, name) for name in _parameters(base)}
+        return {name: getattr(base, name) for name in parameters_of(base)}
 
     with pyro.validation_enabled(False), torch.no_grad():
         chunks = [vmap(parameters, randomness="different")(dict(chunk)) for chunk in samples]
@@ -176,8 +176,15 @@ def base_of(fn: Any) -> Any:
     return fn
 
 
-def _parameters(base: Any) -> list[str]:
-    """The names of the parameters that define a distribution; of alternatives, the first."""
+def parameters_of(base: Any) -> list[str]:
+    """The names of the parameters that define a distribution; of alternatives, the first.
+
+    Args:
+        base: The distribution, out of its wrappers.
+
+    Returns:
+        Names of its attributes.
+    """
     if "logits" in base.arg_constraints:
         return ["logits"] + [n for n in base.arg_constraints if n not in ("logits", "probs")]
     if isinstance(base, torch_dist.MultivariateNormal):

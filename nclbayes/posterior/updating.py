@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nclbayes.data.task import Task, own_generators
+from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import SettingError
-from nclbayes.isolation.randomness import restored
+from nclbayes.errors import ModelError, SettingError
 from nclbayes.posterior.belief import Belief
+from nclbayes.posterior.identity import model_probe, update_identity
 from nclbayes.posterior.joining import join
 from nclbayes.watch.run import Model
 
@@ -71,7 +71,7 @@ def updated(
     checkpoint_every: int = 200,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[Belief, UpdateReport]:
-    """What a belief becomes when a task is learnt. If anything goes wrong, the generators are as they were.
+    """What a belief becomes when a task is learnt.
 
     Args:
         belief: What earlier tasks have left; it is not changed.
@@ -90,47 +90,47 @@ def updated(
     """
     if checkpoint_every < 1:
         raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
-    with restored(generator, *own_generators(task), only_on_failure=True):
-        device, entry = device_of(belief, model, task), generator.get_state()
-        joined = join(
-            model,
-            task,
-            engine,
-            known=belief.states,
+    _refuse_inference_tensors(model)
+    device, entry = device_of(belief, model, task), generator.get_state()
+    joined = join(
+        model,
+        task,
+        engine,
+        known=belief.states,
+        trained=belief.trained,
+        initial=initial,
+        device=device,
+        generator=generator,
+    )
+    snapshots = None
+    if checkpoint is not None:
+        update = update_identity(joined, model, task, engine, entry, belief.memory)
+        snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update, model_probe(joined, model, task, device))
+    started = time.perf_counter()
+    outcome = engine.run(
+        Problem(
+            model=task.model(model),
+            task=task,
+            size=engine.likelihood_weight * task.size,
+            states=joined.states,
+            start=joined.start,
+            rows=joined.rows,
             trained=belief.trained,
-            initial=initial,
+            fixed=joined.fixed,
             device=device,
             generator=generator,
+            progress=progress,
+            callbacks=tuple(callbacks),
+            checkpoint=snapshots,
+            memory=belief.memory,
         )
-        snapshots = None
-        if checkpoint is not None:
-            update = joined.identity(task, engine, entry, belief.memory)
-            snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
-        started = time.perf_counter()
-        outcome = engine.run(
-            Problem(
-                model=task.model(model),
-                task=task,
-                size=engine.likelihood_weight * task.size,
-                states=joined.states,
-                start=joined.start,
-                rows=joined.rows,
-                trained=belief.trained,
-                fixed=joined.fixed,
-                device=device,
-                generator=generator,
-                progress=progress,
-                callbacks=tuple(callbacks),
-                checkpoint=snapshots,
-                memory=belief.memory,
-            )
-        )
-        _check_finite(outcome, task.name, engine)
-        if snapshots is not None:
-            # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
-            snapshots.clear()
-        report = _report(task, engine, outcome, time.perf_counter() - started)
-        return belief.after(task.name, joined.outputs, outcome), report
+    )
+    _check_outcome(outcome, task.name, engine)
+    if snapshots is not None:
+        # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
+        snapshots.clear()
+    report = _report(task, engine, outcome, time.perf_counter() - started)
+    return belief.after(task.name, joined.outputs, outcome), report
 
 
 def device_of(belief: Belief, model: Model, task: Task | None) -> torch.device:
@@ -154,6 +154,16 @@ def device_of(belief: Belief, model: Model, task: Task | None) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
+def _refuse_inference_tensors(model: Model) -> None:
+    if isinstance(model, torch.nn.Module):
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.is_inference():
+                raise ModelError(
+                    f"'{name}' of the model was made in torch.inference_mode, and nothing can be learnt from such a "
+                    "tensor: build the model outside of it."
+                )
+
+
 def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> UpdateReport:
     return UpdateReport(
         task=task.name,
@@ -167,7 +177,12 @@ def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> Upd
     )
 
 
-def _check_finite(outcome: Outcome, task: str, engine: Engine) -> None:
+def _check_outcome(outcome: Outcome, task: str, engine: Engine) -> None:
+    if not outcome.states:
+        raise ModelError(
+            f"Task '{task}' was gone through, and left no Gaussian of any weight: its likelihood depends on none of "
+            "them at the weights that were found. Look at the network's output there."
+        )
     for name, state in outcome.states.items():
         if not bool(torch.isfinite(state.loc).all()):
             raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import DataError, NonFiniteError
+from nclbayes.isolation import Alone
 from nclbayes.watch.maps import MapRecorder
 from nclbayes.watch.sites import Latent, Observed, SiteRecorder
 from nclbayes.watch.uses import LinearUse, OtherUse
@@ -94,7 +95,7 @@ def watch(
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [item.detach() if isinstance(item, Tensor) else item for item in batch]
     try:
-        with torch.enable_grad(), sites, maps:
+        with Alone(), torch.enable_grad(), sites, maps:
             model(*inputs, **(context or {}))
     except ValueError as error:
         # A distribution refuses NaN without saying which layer it came from: say it.
