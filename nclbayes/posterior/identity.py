@@ -64,7 +64,7 @@ def model_probe(joined: Joined, model: Model, task: Task, device: torch.device) 
         for site in run.observed.values():
             base = base_of(site.fn)
             numbers = {name: getattr(base, name) for name in parameters_of(base)}
-            for name, value in {**numbers, "mask": site.mask, "scale": site.scale}.items():
+            for name, value in {**numbers, "site mask": site.mask, "site scale": site.scale}.items():
                 if isinstance(value, (Tensor, float)):
                     tensor = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
                     found[f"{k}.{site.name}.{name}"] = tensor.detach().double().cpu()
