@@ -36,16 +36,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 
 class Interrupted(Exception):
-    """Ctrl-C while runs were under way."""
+    """Ctrl-C, and what to say about it."""
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C becomes an error of its own: what was done so far is kept."""
+def interruptible(hint: str = "The same command goes on from here.") -> Iterator[None]:
+    """Ctrl-C becomes an error of its own, which Typer does not catch.
+
+    Args:
+        hint: What becomes of the work so far.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted from None
+        raise Interrupted(f"interrupted. {hint}".strip()) from None
 
 
 def sayer(silent: bool) -> Callable[[str], None]:

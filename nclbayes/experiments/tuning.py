@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +20,7 @@ from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.runs import run
 from nclbayes.experiments.search import HELD_OUT, Search
 from nclbayes.experiments.setups import find_setup
+from nclbayes.interrupts import kept_from_children
 
 if TYPE_CHECKING:
     import optuna
@@ -114,7 +116,9 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
                 trials.collect()
         else:
             threads = max(1, torch.get_num_threads() // jobs)
-            with get_context("spawn").Pool(jobs, _begin_work, (threads,)) as pool:
+            with ExitStack() as stack:
+                with kept_from_children():
+                    pool = stack.enter_context(get_context("spawn").Pool(jobs, _begin_work, (threads,)))
                 while trials.left or trials.running:
                     while trials.left and len(trials.running) < jobs:
                         trials.start(lambda config: pool.apply_async(_evaluate, (config,)))
