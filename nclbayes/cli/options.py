@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,3 +106,18 @@ def read_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     check_device(name)
     return name
+
+
+def version_of(package: str) -> str:
+    """The version of a package as it is installed.
+
+    Args:
+        package: Its name in the index of packages.
+
+    Returns:
+        The version, or that there is none.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

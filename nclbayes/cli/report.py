@@ -13,10 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nclbayes import __version__
 from nclbayes.analysis.record import Record
 from nclbayes.analysis.report import text_table, write_report
-from nclbayes.cli.options import AsJson, Quiet
+from nclbayes.cli.options import AsJson, Quiet, version_of
 from nclbayes.errors import FileError
 from nclbayes.experiments.config import RunConfig
 from nclbayes.methods import METHODS
@@ -103,7 +102,7 @@ def write_page(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) 
         "scenario": config.scenario or "there is just one",
         "tasks": ", ".join(done[0][1].tasks),
         "seeds": ", ".join(str(seed) for seed in sorted({other.seed for other, _ in done})),
-        "nclbayes": __version__,
+        "nclbayes": version_of("nclbayes"),
     }
     for label, pairs in _grouped(done).items():
         facts[label] = ", ".join(f"{name} = {value}" for name, value in pairs[0][0].items())
