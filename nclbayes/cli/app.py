@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from nclbayes.analysis.names import plain
 from nclbayes.cli.data import data_app, info
 from nclbayes.cli.options import Interrupted, interruptible
 from nclbayes.cli.report import report_app
@@ -64,6 +65,6 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except NCLError as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        print(f"nclbayes: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"nclbayes: error: {plain(' '.join(str(error).split()))}", file=sys.stderr)
         return DIVERGED if isinstance(error, NonFiniteError) else 2
     return 0

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from nclbayes.analysis.names import plain
 from nclbayes.errors import SettingError
 from nclbayes.experiments.config import check_device
 
@@ -62,7 +63,7 @@ def sayer(silent: bool) -> Callable[[str], None]:
     Returns:
         A function of the line.
     """
-    return (lambda text: None) if silent else (lambda text: print(text, file=sys.stderr))
+    return (lambda text: None) if silent else (lambda text: print(plain(text), file=sys.stderr))
 
 
 def read_settings(options: list[str] | None, steps: int | None = None) -> dict[str, Any]:

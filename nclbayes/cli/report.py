@@ -12,7 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from nclbayes.analysis.names import plain
 from nclbayes.analysis.record import Record
 from nclbayes.analysis.report import text_table, write_report
 from nclbayes.cli.options import AsJson, Quiet, version_of
@@ -146,6 +148,6 @@ def show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool) 
         for heading in ("accuracy %", "forgetting %", "loss", "calibration error %", "minutes"):
             table.add_column(heading, justify="right", no_wrap=True)
         for name, _, accuracy, forgetting, _, loss, calibration, minutes in text_table(runs)[1:]:
-            table.add_row(name, accuracy, forgetting, loss, calibration, minutes)
+            table.add_row(Text(plain(name)), accuracy, forgetting, loss, calibration, minutes)
         Console(width=max(100, Console().width)).print(table)
-        print(f"Report and pictures: {page.parent.resolve()}")
+        print(plain(f"Report and pictures: {page.parent.resolve()}"))
