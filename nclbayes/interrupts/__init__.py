@@ -37,27 +37,39 @@ def raised() -> Iterator[None]:
 
 
 @contextmanager
-def kept_from_children() -> Iterator[None]:
-    """Start processes that never see Ctrl-C, from before their first line on; if it comes meanwhile, it comes after."""
+def deferred() -> Iterator[None]:
+    """Put Ctrl-C off to the end of something short that would not survive it."""
     before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Start processes that never see Ctrl-C, from before their first line on; meanwhile it is deferred here."""
+    if sys.platform == "win32":
         yield
         return
     from multiprocessing import resource_tracker
 
     # It would be started with the first process, and let the signal through when it is.
     resource_tracker.ensure_running()
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    # Processes inherit what is blocked; other threads of this one may still be handed the signal.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
+    with deferred():
+        # Processes inherit what is blocked; other threads of this one may still be handed the signal.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _is_command_line() -> bool:
