@@ -23,11 +23,15 @@ def as_in_a_program() -> object:
 @pytest.mark.parametrize("put_off", [deferred, kept_from_children])
 def test_it_comes_at_the_end(put_off: object) -> None:
     reached = []
-    with pytest.raises(KeyboardInterrupt):
+
+    def work() -> None:
         with put_off():  # type: ignore[operator]
             signal.raise_signal(signal.SIGINT)
             reached.append("end")
         reached.append("beyond")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert reached == ["end"]
 
 
