@@ -1,5 +1,9 @@
 """Bayesian continual learning for Pyro, with Kronecker-factored Gaussian posteriors."""
 
+from nclbayes.interrupts import leave_quietly
+
+leave_quietly()  # The imports below take seconds, in which the command line may be interrupted.
+
 from nclbayes import nn, tasks
 from nclbayes.analysis import Record, Score, evaluate
 from nclbayes.data import Task, TaskMixture

@@ -174,6 +174,12 @@ def test_tests_that_the_pages_name_exist() -> None:
         assert re.search(rf"^ *def {test}\(", (ROOT / "tests" / file).read_text(), flags=re.MULTILINE), (file, test)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for file in re.findall(r"`((?:nclbayes|tests|docs)/[\w/.-]+\.(?:py|md|svg))`", prose(page.read_text())):
+        assert (ROOT / file).exists(), file
+
+
 def first_cells(text: str) -> set[str]:
     """The names in code of the first column of a page's tables."""
     rows = re.findall(r"^\| ([^|]*) \|", text, flags=re.MULTILINE)

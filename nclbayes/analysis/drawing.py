@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from nclbayes.analysis.names import plain
 from nclbayes.analysis.record import Record
 from nclbayes.errors import SettingError
 
@@ -106,7 +107,7 @@ def spread_out(places: Sequence[float], gap: float, end: float) -> list[float]:
 
 def short_names(names: Sequence[str]) -> list[str]:
     """Names on one line; long ones lose their end or, where that makes two alike, their middle, or are numbered."""
-    lines, half = [" ".join(name.split()) for name in names], (LONGEST - 1) // 2
+    lines, half = [plain(" ".join(name.split())) for name in names], (LONGEST - 1) // 2
     for head, tail in ((LONGEST - 1, 0), (half, half)):
         short = [n if len(n) <= LONGEST else f"{n[:head]}…{n[len(n) - tail :]}" for n in lines]
         if len(set(short)) == len(short):

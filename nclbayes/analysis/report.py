@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nclbayes.analysis import measures, plots
+from nclbayes.analysis.names import plain
 from nclbayes.analysis.record import Record
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ Runs = Mapping[str, Sequence[Record]]
 
 _COLUMNS = ("average accuracy", "forgetting", "backward transfer", "average loss", "calibration error", "seconds")
 _ZOOM = 1.2
+# Whatever a name may hold, a browser runs no script and loads nothing.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _CSS = """
 body { margin: 2rem auto; max-width: 1100px; padding: 0 1rem; color: #1a1a1a; background: #fff;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
@@ -101,16 +104,17 @@ def write_report(path: str | os.PathLike[str], title: str, runs: Runs, facts: Ma
         SettingError: If a method has no records, or matplotlib is missing.
     """
     table = text_table(runs)
-    parts = [f"<h1>{escape(title)}</h1>"]
+    parts = [f"<h1>{_shown(title)}</h1>"]
     if facts:
         parts += ["<h2>What was run</h2>", _facts_table(facts)]
     parts += ["<h2>Methods</h2>", _numbers_table(table), _notes(runs, table), *_comparison(runs)]
     for name, records in runs.items():
-        parts += [f"<h2>{escape(name)}</h2>", *_method(name, records)]
+        parts += [f"<h2>{_shown(name)}</h2>", *_method(name, records)]
     page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f"<title>{_shown(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n"
     )
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,17 +124,22 @@ def write_report(path: str | os.PathLike[str], title: str, runs: Runs, facts: Ma
     return target
 
 
+def _shown(text: str) -> str:
+    """Text as it stands between tags, or in an attribute: nothing in it is markup, and all of it can be seen."""
+    return escape(plain(text, keep="\n\t"))
+
+
 def _facts_table(facts: Mapping[str, str]) -> str:
     rows = "\n".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(str(value))}</td></tr>' for name, value in facts.items()
+        f'<tr><th scope="row">{_shown(name)}</th><td>{_shown(str(value))}</td></tr>' for name, value in facts.items()
     )
     return f'<div class="box"><table class="facts"><tbody>\n{rows}\n</tbody></table></div>'
 
 
 def _numbers_table(table: list[list[str]]) -> str:
-    header = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table[0])
+    header = "".join(f'<th scope="col">{_shown(cell)}</th>' for cell in table[0])
     rows = "\n".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        f'<tr><th scope="row">{_shown(row[0])}</th>' + "".join(f"<td>{_shown(cell)}</td>" for cell in row[1:]) + "</tr>"
         for row in table[1:]
     )
     head = f"<thead><tr>{header}</tr></thead>"
@@ -146,7 +155,7 @@ def _notes(runs: Runs, table: list[list[str]]) -> str:
         notes.append("(n of m): the number is not finite in the other seeds, which are left out of the mean.")
     if "-" in cells:
         notes.append("A dash: there is no finite value.")
-    return f'<p class="note">{escape(" ".join(notes))}</p>'
+    return f'<p class="note">{_shown(" ".join(notes))}</p>'
 
 
 def _comparison(runs: Runs) -> Iterator[str]:
@@ -168,7 +177,7 @@ def _method(name: str, records: Sequence[Record]) -> Iterator[str]:
     if not record.scores:
         yield '<p class="note">No task has been learnt yet.</p>'
         return
-    yield f'<p class="note">{escape(f"{seed}, {done} of {tasks} tasks learnt.")}</p>'
+    yield f'<p class="note">{_shown(f"{seed}, {done} of {tasks} tasks learnt.")}</p>'
     yield '<div class="pictures">'
     yield _picture(plots.accuracy_over_tasks(record), f"{name}: accuracy on each task from its own learning on.")
     yield _picture(plots.accuracy_matrix(record), f"{name}: accuracy after each task (rows) on each task (columns).")
@@ -185,7 +194,7 @@ def _picture(figure: Figure, caption: str) -> str:
     plots.write_to(figure, content, "svg")
     data = base64.b64encode(content.getvalue()).decode("ascii")
     width = round(float(figure.get_size_inches()[0]) * 96 * _ZOOM)
-    text = escape(caption)
+    text = _shown(caption)
     return (
         f'<figure><img src="data:image/svg+xml;base64,{data}" width="{width}" alt="{text}">\n'
         f"<figcaption>{text}</figcaption></figure>"

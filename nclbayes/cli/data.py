@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import torch
 import typer
 
+from nclbayes.cli.options import AsJson, version_of
 from nclbayes.errors import DataError
 from nclbayes.tasks import files
 from nclbayes.tasks.cifar_features import pretrain
@@ -18,7 +18,6 @@ from nclbayes.tasks.cifar_features import pretrain
 data_app = typer.Typer(help="The data sets: what is here, fetching and checking them.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10, cifar100 or stroke-mnist.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @data_app.command("list", epilog="Example: `nclbayes data list`")
@@ -66,7 +65,7 @@ def pretrain_cifar(
 
 def info(as_json: AsJson = False) -> None:
     """Versions, devices, and the data found."""
-    facts = {name: _version(name) for name in ("nclbayes", "torch", "pyro-ppl", "numpy", "scipy")}
+    facts = {name: version_of(name) for name in ("nclbayes", "torch", "pyro-ppl", "numpy", "scipy")}
     facts["python"] = platform.python_version()
     devices = ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]
     data = [status.dataset for status in files.status() if status.found]
@@ -77,10 +76,3 @@ def info(as_json: AsJson = False) -> None:
         print(f"{name:10} {number}")
     print(f"devices    {', '.join(devices)} ({torch.get_num_threads()} threads)")
     print(f"data       {', '.join(data) or 'none'} ($NCLBAYES_DATA is {os.environ.get('NCLBAYES_DATA', 'not set')})")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from nclbayes.analysis.names import plain
 from nclbayes.errors import SettingError
 from nclbayes.experiments.config import check_device
 
@@ -36,16 +38,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 
 class Interrupted(Exception):
-    """Ctrl-C while runs were under way."""
+    """Ctrl-C, and what to say about it."""
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C becomes an error of its own: what was done so far is kept."""
+def interruptible(hint: str = "The same command goes on from here.") -> Iterator[None]:
+    """Ctrl-C becomes an error of its own, which Typer does not catch.
+
+    Args:
+        hint: What becomes of the work so far.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted from None
+        raise Interrupted(f"interrupted. {hint}".strip()) from None
 
 
 def sayer(silent: bool) -> Callable[[str], None]:
@@ -57,7 +63,7 @@ def sayer(silent: bool) -> Callable[[str], None]:
     Returns:
         A function of the line.
     """
-    return (lambda text: None) if silent else (lambda text: print(text, file=sys.stderr))
+    return (lambda text: None) if silent else (lambda text: print(plain(text), file=sys.stderr))
 
 
 def read_settings(options: list[str] | None, steps: int | None = None) -> dict[str, Any]:
@@ -101,3 +107,18 @@ def read_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     check_device(name)
     return name
+
+
+def version_of(package: str) -> str:
+    """The version of a package as it is installed.
+
+    Args:
+        package: Its name in the index of packages.
+
+    Returns:
+        The version, or that there is none.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from nclbayes import __version__
+from nclbayes.analysis.names import plain
 from nclbayes.analysis.record import Record
 from nclbayes.analysis.report import text_table, write_report
-from nclbayes.cli.options import AsJson, Quiet
+from nclbayes.cli.options import AsJson, Quiet, version_of
 from nclbayes.errors import FileError
 from nclbayes.experiments.config import RunConfig
 from nclbayes.methods import METHODS
@@ -103,7 +104,7 @@ def write_page(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) 
         "scenario": config.scenario or "there is just one",
         "tasks": ", ".join(done[0][1].tasks),
         "seeds": ", ".join(str(seed) for seed in sorted({other.seed for other, _ in done})),
-        "nclbayes": __version__,
+        "nclbayes": version_of("nclbayes"),
     }
     for label, pairs in _grouped(done).items():
         facts[label] = ", ".join(f"{name} = {value}" for name, value in pairs[0][0].items())
@@ -147,6 +148,6 @@ def show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool) 
         for heading in ("accuracy %", "forgetting %", "loss", "calibration error %", "minutes"):
             table.add_column(heading, justify="right", no_wrap=True)
         for name, _, accuracy, forgetting, _, loss, calibration, minutes in text_table(runs)[1:]:
-            table.add_row(name, accuracy, forgetting, loss, calibration, minutes)
+            table.add_row(Text(plain(name)), accuracy, forgetting, loss, calibration, minutes)
         Console(width=max(100, Console().width)).print(table)
-        print(f"Report and pictures: {page.parent.resolve()}")
+        print(plain(f"Report and pictures: {page.parent.resolve()}"))

@@ -10,10 +10,10 @@ from torch import nn
 
 from nclbayes import tasks as task_sets
 from nclbayes.data.task import Task
-from nclbayes.errors import DataError, SettingError
+from nclbayes.errors import DataError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
 from nclbayes.experiments.setup import Setup
-from nclbayes.methods.registry import suggestion
+from nclbayes.methods.registry import named
 from nclbayes.nn import Categorical, MultiHead, Normal
 from nclbayes.tasks.cifar_features import pretrained, pretrained_path
 from nclbayes.tasks.stimulus_response import performance
@@ -36,12 +36,7 @@ def find_setup(name: str) -> Setup:
         >>> find_setup("stroke-mnist").units
         30
     """
-    name = name.replace("_", "-")
-    if name not in SETUPS:
-        raise SettingError(
-            f"There is no task set '{name}'{suggestion(name, SETUPS)}. The sets are {', '.join(SETUPS)}."
-        )
-    return SETUPS[name]
+    return named(name.replace("_", "-"), SETUPS, "task set")
 
 
 def _perceptron(tasks: list[Task], scenario: str, units: int) -> nn.Module:
@@ -129,21 +124,23 @@ _CIFAR_METHODS: dict[str, Mapping[str, Any]] = {
 }
 
 
-def _split_mnist(name: str, summary: str, tasks: Callable[..., list[Task]]) -> Setup:
-    """MNIST, or what has its form, in two classes a task."""
-    return Setup(
-        name,
-        summary,
-        tasks,
-        _perceptron,
-        400,
-        Categorical(),
-        _SCENARIOS,
-        settings=_MNIST,
-        prior_scales=_MNIST_SCALES,
-        method_settings=_MNIST_METHODS,
-        quick={"size": 500, "steps": 20},
-    )
+_SPLIT_MNIST: dict[str, Any] = {
+    "scenarios": _SCENARIOS,
+    "prior_scales": _MNIST_SCALES,
+    "method_settings": _MNIST_METHODS,
+    "quick": {"size": 500, "steps": 20},
+}
+# All ten digits in every task, changed in another way for each.
+_CHANGED_MNIST: dict[str, Any] = {
+    "prior_scales": {"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
+    "quick": {"size": 300, "steps": 20},
+    "any_number": True,
+}
+
+
+def _mnist(name: str, summary: str, tasks: Callable[..., list[Task]], rest: Mapping[str, Any]) -> Setup:
+    """MNIST, or what has its form."""
+    return Setup(name, summary, tasks, _perceptron, 400, Categorical(), settings=_MNIST, **rest)
 
 
 SETUPS: dict[str, Setup] = {
@@ -174,32 +171,15 @@ SETUPS: dict[str, Setup] = {
             },
             quick={"steps": 20},
         ),
-        _split_mnist("split-mnist", "MNIST, two digits a task", task_sets.split_mnist),
-        _split_mnist("split-fashion-mnist", "Fashion-MNIST, two classes a task", task_sets.split_fashion_mnist),
-        Setup(
+        _mnist("split-mnist", "MNIST, two digits a task", task_sets.split_mnist, _SPLIT_MNIST),
+        _mnist("split-fashion-mnist", "Fashion-MNIST, two classes a task", task_sets.split_fashion_mnist, _SPLIT_MNIST),
+        _mnist(
             "permuted-mnist",
             "MNIST with its pixels in another order for each task",
             task_sets.permuted_mnist,
-            _perceptron,
-            400,
-            Categorical(),
-            settings=_MNIST,
-            prior_scales={"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
-            quick={"size": 300, "steps": 20},
-            any_number=True,
+            _CHANGED_MNIST,
         ),
-        Setup(
-            "rotated-mnist",
-            "MNIST turned by another angle for each task",
-            task_sets.rotated_mnist,
-            _perceptron,
-            400,
-            Categorical(),
-            settings=_MNIST,
-            prior_scales={"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
-            quick={"size": 300, "steps": 20},
-            any_number=True,
-        ),
+        _mnist("rotated-mnist", "MNIST turned by another angle for each task", task_sets.rotated_mnist, _CHANGED_MNIST),
         Setup(
             "split-cifar100",
             "features of CIFAR-100, ten classes a task; the layers are trained first: data pretrain-cifar",

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +20,7 @@ from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.runs import run
 from nclbayes.experiments.search import HELD_OUT, Search
 from nclbayes.experiments.setups import find_setup
+from nclbayes.interrupts import deferred, kept_from_children
 
 if TYPE_CHECKING:
     import optuna
@@ -107,14 +109,17 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
     find_setup(base.set).make_tasks(base.scenario, base.seed, base.size)
     with sole_use(out):
         _claim(out / "search.json", search)
-        trials = _Trials(optuna, search, out, say)
+        with deferred():
+            trials = _Trials(optuna, search, out, say)
         if jobs == 1:
             while trials.left:
                 trials.start(lambda config: _Done(_evaluate(config)))
                 trials.collect()
         else:
             threads = max(1, torch.get_num_threads() // jobs)
-            with get_context("spawn").Pool(jobs, _begin_work, (threads,)) as pool:
+            with ExitStack() as stack:
+                with kept_from_children():
+                    pool = stack.enter_context(get_context("spawn").Pool(jobs, _begin_work, (threads,)))
                 while trials.left or trials.running:
                     while trials.left and len(trials.running) < jobs:
                         trials.start(lambda config: pool.apply_async(_evaluate, (config,)))
@@ -153,13 +158,14 @@ class _Trials:
 
     def start(self, evaluate: Callable[[RunConfig], Any]) -> None:
         """Begin one more trial; `evaluate` returns something that is ready() at some time and then has its get()."""
-        trial = self._study.ask()
+        with deferred():
+            trial = self._study.ask()
+            values = {r.name: r.suggest(trial) for r in self._search.ranges}
         self.left -= 1
-        values = {r.name: r.suggest(trial) for r in self._search.ranges}
         try:
             self.running.append((trial, values, evaluate(self._search.config(values))))
         except BaseException:
-            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            self._tell(trial, state=self._optuna.trial.TrialState.FAIL)
             raise
 
     def collect(self) -> None:
@@ -171,13 +177,13 @@ class _Trials:
             try:
                 score = pending.get()
             except BaseException:
-                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+                self._tell(trial, state=self._optuna.trial.TrialState.FAIL)
                 raise
             if score is None:
-                self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+                self._tell(trial, state=self._optuna.trial.TrialState.PRUNED)
                 self._say(f"{shown}: diverged")
             else:
-                self._study.tell(trial, score)
+                self._tell(trial, score)
                 endless = find_setup(self._search.base.set).endless
                 self._say(f"{shown}: {f'loss {-score:.4g}' if endless else f'accuracy {score:.1%}'}")
 
@@ -193,6 +199,11 @@ class _Trials:
         tuned = Tuned(base.set, base.method, base.scenario, best.params, float(best.value or 0.0), trials, base.seed)
         tuned.save(self._out / "tuned.json")
         return tuned
+
+    def _tell(self, *outcome: Any, **state: Any) -> None:
+        # Optuna's journal has a lock of its own, which an interrupt would leave behind.
+        with deferred():
+            self._study.tell(*outcome, **state)
 
     def _done(self) -> list[Any]:
         return list(self._study.get_trials(deepcopy=False, states=self._ended))

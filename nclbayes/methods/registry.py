@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from nclbayes.methods.si import SynapticIntelligence
 from nclbayes.methods.vcl import VCL
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.watch.run import Model
+
+Named = TypeVar("Named")
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,27 @@ def find_method(name: str) -> Method:
         >>> find_method("laplace-ncl").engine.__name__
         'LaplaceNCL'
     """
-    if name not in METHODS:
-        raise SettingError(
-            f"There is no method '{name}'{suggestion(name, METHODS)}. The methods are {', '.join(METHODS)}."
-        )
-    return METHODS[name]
+    return named(name, METHODS, "method")
+
+
+def named(name: str, known: Mapping[str, Named], what: str) -> Named:
+    """One of several things by its name.
+
+    Args:
+        name: The name.
+        known: The things there are.
+        what: What they are, such as "method".
+
+    Returns:
+        The thing.
+
+    Raises:
+        SettingError: If there is none of that name; the nearest one is suggested.
+    """
+    if name not in known:
+        kind = what.split()[-1]
+        raise SettingError(f"There is no {what} '{name}'{suggestion(name, known)}. The {kind}s are {', '.join(known)}.")
+    return known[name]
 
 
 def suggestion(name: str, known: Any) -> str:

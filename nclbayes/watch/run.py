@@ -32,16 +32,12 @@ class ModelRun:
         axes: Along which dimension of an observed site's batch shape they lie; None where that is not clear.
 
     Example:
-        >>> import pyro
-        >>> import pyro.distributions as dist
-        >>> import torch
-        >>> from nclbayes.watch import watch
-        >>> def model(x, y):
-        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
-        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
-        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(3, 2), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        >>> run = ncl.watch.watch(model, (torch.ones(5, 3), torch.zeros(5, 2)))
         >>> run.examples, list(run.latents), list(run.observed)
-        (5, ['w'], ['y'])
+        (5, ['weight', 'bias'], ['y'])
     """
 
     latents: dict[str, Latent]

@@ -19,16 +19,12 @@ class Latent:
     """A latent site as it was met: its prior, its value, and the plates around it.
 
     Example:
-        >>> import pyro
-        >>> import pyro.distributions as dist
-        >>> import torch
-        >>> from nclbayes.watch import watch
-        >>> def model(x, y):
-        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
-        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
-        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
-        >>> run.latents["w"].value.shape
-        torch.Size([3, 2])
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(3, 2), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        >>> run = ncl.watch.watch(model, (torch.ones(5, 3), torch.zeros(5, 2)))
+        >>> run.latents["weight"].value.shape
+        torch.Size([2, 3])
     """
 
     name: str
@@ -50,16 +46,12 @@ class Observed:
         plates: (name, dim, size) of the plates around it; dim is None for a loop.
 
     Example:
-        >>> import pyro
-        >>> import pyro.distributions as dist
-        >>> import torch
-        >>> from nclbayes.watch import watch
-        >>> def model(x, y):
-        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
-        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
-        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
-        >>> run.observed["y"].fn.mean[0].tolist()
-        [3.0, 3.0]
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(3, 2), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        >>> run = ncl.watch.watch(model, (torch.ones(5, 3), torch.zeros(5, 2)))
+        >>> run.observed["y"].fn.mean[0].tolist()  # at the prior mean
+        [0.0, 0.0]
     """
 
     name: str
@@ -81,17 +73,13 @@ class SiteRecorder(Messenger):
         meet: Called with the name and value of each latent site when the model meets it.
 
     Example:
-        >>> import pyro
-        >>> import pyro.distributions as dist
-        >>> import torch
-        >>> from nclbayes.watch import SiteRecorder
-        >>> def model(x, y):
-        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
-        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
-        >>> with SiteRecorder({"w": torch.ones(3, 2, requires_grad=True)}) as recorder:
-        ...     model(torch.ones(5, 3), torch.zeros(5, 2))
-        >>> list(recorder.latents), list(recorder.observed)
-        (['w'], ['y'])
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(3, 2), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        >>> with ncl.watch.SiteRecorder({"weight": torch.ones(2, 3, requires_grad=True)}) as recorder:
+        ...     out = model(torch.ones(5, 3), torch.zeros(5, 2))
+        >>> list(recorder.latents), recorder.observed["y"].fn.mean[0].tolist()
+        (['weight', 'bias'], [3.0, 3.0])
     """
 
     def __init__(self, values: Mapping[str, Tensor], meet: Callable[[str, Tensor], None] | None = None) -> None:

@@ -31,14 +31,10 @@ class LinearUse:
         shape: The shape of the map's output.
 
     Example:
-        >>> import pyro
-        >>> import pyro.distributions as dist
-        >>> import torch
-        >>> from nclbayes.watch import watch
-        >>> def model(x, y):
-        ...     w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
-        ...     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
-        >>> run = watch(model, (torch.ones(5, 3), torch.zeros(5, 2)), {"w": torch.ones(3, 2)})
+        >>> import torch, pyro.distributions as dist
+        >>> import nclbayes as ncl
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(3, 2), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+        >>> run = ncl.watch.watch(model, (torch.ones(5, 3), torch.zeros(5, 2)))
         >>> (use,) = run.linear
         >>> [rows.shape for rows in use.input_rows()]
         [torch.Size([5, 3])]
@@ -113,9 +109,8 @@ class OtherUse:
         kind: What the call does with the site.
 
     Example:
-        >>> import pyro
+        >>> import pyro, torch
         >>> import pyro.distributions as dist
-        >>> import torch
         >>> from nclbayes.watch import watch
         >>> def model(x, y):
         ...     gain = pyro.sample("gain", dist.Normal(torch.zeros(2), 1.0).to_event(1))

@@ -112,13 +112,16 @@ def test_a_weighted_likelihood_steers_as_a_wider_prior_does_and_samples_are_narr
             torch.testing.assert_close(state.precision.dense(), expected, rtol=1e-3, atol=1e-3 * weight)
 
 
+def before_a_second_task() -> tuple[ncl.OnlinePosterior, ncl.Task]:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=20, batch_size=60))
+    posterior.update(classification_task(1))
+    return posterior, classification_task(7)
+
+
 def test_a_later_task_follows_the_trust_region_rule() -> None:
     """theta <- theta - lr tau/N M, M <- rho M - Lambda^-1 grad + lambda (theta - mu), by dense algebra."""
-    model = classifier()
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=20, batch_size=60))
-    posterior.update(classification_task(1))
+    posterior, task = before_a_second_task()
     before = dict(posterior.blocks)
-    task = classification_task(7)
     x, y = task.train
     theta = {name: state.loc.double().clone() for name, state in before.items()}
     momentum = {name: torch.zeros_like(t) for name, t in theta.items()}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.errors import SettingError
-from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
+from tests.engines.test_laplace import before_a_second_task, classification_task, classifier, conjugate, regression_task
 
 
 @pytest.mark.parametrize("weight", [1.0, 4.0])
@@ -46,11 +46,8 @@ def vector(matrix: Tensor) -> Tensor:
 
 def test_one_step_moves_mean_and_precision_as_the_equations_say() -> None:
     """One particle, one full batch, exact Fisher: everything is known given the noise, which is drawn again here."""
-    model = classifier()
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=20, batch_size=60))
-    posterior.update(classification_task(1))
+    posterior, task = before_a_second_task()
     before = dict(posterior.blocks)
-    task = classification_task(7)
     x, y = task.train
     engine = ncl.VariationalNCL(steps=1, batch_size=60, beta=0.3, fisher="exact", kronecker_sum="kl")
     posterior.update(task, engine=engine, generator=torch.Generator().manual_seed(11))
@@ -71,7 +68,7 @@ def test_one_step_moves_mean_and_precision_as_the_equations_say() -> None:
     hidden = torch.tanh(F.linear(x.double()[order], leaves["0.weight"], leaves["0.bias"]))
     loss = F.cross_entropy(F.linear(hidden, leaves["2.weight"], leaves["2.bias"]), y[order], reduction="sum")
     grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-    fisher = ncl.fisher(model, {k: v.float() for k, v in sites.items()}, task.train, kind="exact")
+    fisher = ncl.fisher(posterior.model, {k: v.float() for k, v in sites.items()}, task.train, kind="exact")
     for name, state in before.items():
         dense = torch.kron(state.precision.input, state.precision.output)
         natural = torch.linalg.solve(dense, vector(state.block.pack(grads)))

@@ -17,17 +17,7 @@ from nclbayes.methods.examples import split_examples
 from nclbayes.methods.replay import ReplayTask
 from nclbayes.posterior.belief import Belief
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
-from tests.methods.test_plain_and_joint import heads
-
-
-def head_tasks() -> list[ncl.Task]:
-    tasks = []
-    for k in range(3):
-        g = torch.Generator().manual_seed(k)
-        x = torch.randn(200, 5, generator=g)
-        data = x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
-        tasks.append(ncl.Task(data, data, name=f"t{k}", context={"head": k}))
-    return tasks
+from tests.methods.test_plain_and_joint import head_tasks, heads
 
 
 def test_batches_are_of_the_new_task_one_time_in_k() -> None:

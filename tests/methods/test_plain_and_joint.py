@@ -42,13 +42,18 @@ def heads() -> ncl.BayesianNetwork:
     return ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
 
 
-def test_joint_training_keeps_every_task_and_every_head() -> None:
+def head_tasks() -> list[ncl.Task]:
     tasks = []
     for k in range(3):
         g = torch.Generator().manual_seed(k)
         x = torch.randn(200, 5, generator=g)
         data = x, (x @ torch.randn(5, 3, generator=g)).argmax(-1)
         tasks.append(ncl.Task(data, data, name=f"t{k}", context={"head": k}))
+    return tasks
+
+
+def test_joint_training_keeps_every_task_and_every_head() -> None:
+    tasks = head_tasks()
     accuracy = {}
     for name in ("joint", "none"):
         settings = {"steps": 400, "batch_size": 30, "lr": 0.1}

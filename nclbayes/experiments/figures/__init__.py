@@ -1,6 +1,5 @@
 """The paper's tables and figures, each a recipe that can be run."""
 
-from nclbayes.errors import SettingError
 from nclbayes.experiments.figures import (
     dynamics,
     feedforward,
@@ -12,7 +11,7 @@ from nclbayes.experiments.figures import (
     toy,
 )
 from nclbayes.experiments.figures.recipe import SCALES, Recipe, Results, Statement, Workplace, make
-from nclbayes.methods.registry import suggestion
+from nclbayes.methods.registry import named
 
 FIGURES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -48,11 +47,7 @@ def find_figure(name: str) -> Recipe:
         >>> find_figure("lambda").name
         'lambda'
     """
-    if name not in FIGURES:
-        raise SettingError(
-            f"There is no figure '{name}'{suggestion(name, FIGURES)}. The figures are {', '.join(FIGURES)}."
-        )
-    return FIGURES[name]
+    return named(name, FIGURES, "figure")
 
 
 __all__ = ["FIGURES", "SCALES", "Recipe", "Results", "Statement", "Workplace", "find_figure", "make"]

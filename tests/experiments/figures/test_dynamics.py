@@ -38,12 +38,6 @@ def _made_up_digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Path]:
-    out = tmp_path_factory.mktemp("dynamics")
-    return make(RECIPE, "quick", Workplace(out), TINY), out
-
-
 def config(method: str = "laplace-ncl") -> RunConfig:
     settings = {"steps": TINY["steps"], **TINY["changes"]}  # type: ignore[dict-item]
     return RunConfig.of("stroke-mnist", method, settings=settings, tasks=TASKS, keep_each=True)

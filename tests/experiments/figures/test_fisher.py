@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nclbayes.experiments.figures import Results, Workplace, make
+from nclbayes.experiments.figures import Results
 from nclbayes.experiments.figures.fisher import APPROXIMATIONS, RECIPE
 from nclbayes.experiments.figures.fisher_network import LIKELIHOODS, Network
 from nclbayes.kronecker import scale_free_kl
@@ -15,12 +15,6 @@ from nclbayes.kronecker import scale_free_kl
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 
 QUICK = RECIPE.scales["quick"]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Path]:
-    out = tmp_path_factory.mktemp("fisher")
-    return make(RECIPE, "quick", Workplace(out)), out
 
 
 def test_kfac_is_closest_to_the_fisher_of_w(made: tuple[Results, Path]) -> None:

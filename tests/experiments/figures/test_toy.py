@@ -9,18 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from nclbayes.experiments.figures import Results, Workplace, make
+from nclbayes.experiments.figures import Results, Workplace
 from nclbayes.experiments.figures.toy import RECIPE, engine_path, problems
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 
 METHODS = {"convex": {"laplace", "projected", "ncl", "engine"}, "nonconvex": {"laplace", "projected", "ncl"}}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Path]:
-    out = tmp_path_factory.mktemp("toy")
-    return make(RECIPE, "quick", Workplace(out)), out
 
 
 def test_the_caption_holds(made: tuple[Results, Path]) -> None:
