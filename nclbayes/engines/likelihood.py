@@ -14,7 +14,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from nclbayes.blocks import Block
 from nclbayes.engines.base import Problem
 from nclbayes.engines.steps import BlockSteps
+from nclbayes.errors import DataError
 from nclbayes.gaussians.gradients import Gradient, RowGradient, rows_of_blocks, uses_by_weight
+from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
 from nclbayes.watch.run import Model, batch_size
 
@@ -27,10 +29,20 @@ def log_likelihood(observed: Mapping[str, Observed]) -> Tensor:
 
     Returns:
         A scalar.
+
+    Raises:
+        DataError: If what was observed is not what the site's distribution can have.
     """
     total: Any = 0.0
     for site in observed.values():
-        total = total + scale_and_mask(site.fn.log_prob(site.value), site.scale, site.mask).sum()
+        try:
+            total = total + scale_and_mask(site.fn.log_prob(site.value), site.scale, site.mask).sum()
+        except Exception as error:
+            if not is_plain(error):
+                raise
+            raise DataError(
+                f"The targets of site '{site.name}' are not what its distribution can have: {first_line(error)}."
+            ) from error
     return total
 
 
@@ -60,8 +72,9 @@ class LogLikelihood:
             examples.
         """
         recorder = SiteRecorder({**self._fixed, **leaves})
-        with torch.enable_grad(), recorder:
+        with running(batch), torch.enable_grad(), recorder:
             self._model(*batch, **self._context)
+        with torch.enable_grad():
             value = log_likelihood(recorder.observed)
         sites = list(leaves)
         grads = torch.autograd.grad(value, [leaves[site] for site in sites], allow_unused=True)

@@ -12,7 +12,6 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.likelihood import block_gradients, log_likelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
-from nclbayes.errors import SettingError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.gaussians.gradients import Gradient
@@ -58,8 +57,7 @@ class VariationalNCL(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.beta < 1:
-            raise SettingError(f"beta must lie between 0 and 1, not {self.beta}.")
+        self._require("beta", lambda v: 0 < v < 1, "above 0 and below 1")
         for name in ("particles", "refresh_every"):
             self._require_whole(name)
         self._require("init_scale", lambda v: v > 0, "positive")

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nclbayes.data.checking import generator_or_none
 from nclbayes.data.mixture import TaskMixture
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.methods.examples import split_examples
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.posterior import OnlinePosterior
+from nclbayes.posterior.arguments import checked_engine, checked_task
 from nclbayes.posterior.saving import describe, engine_from
 from nclbayes.posterior.updating import UpdateReport
 
@@ -52,10 +54,10 @@ class CoresetLearner(KeepingLearner):
         Returns:
             What the update did.
         """
-        generator = settings.get("generator") or self.generator
+        task, generator = checked_task(task), generator_or_none(settings.get("generator")) or self.generator
         # The same examples when an interrupted update goes on.
         kept, rest = split_examples(task, self.keep, generator.clone_state())
-        engine = settings.get("engine")
+        engine = None if settings.get("engine") is None else checked_engine(settings["engine"])
         report = self._learn(rest, kept, settings, {_ENGINE: _to_tensor(engine)})
         self._refined, self._last = None, engine
         return report

@@ -8,6 +8,7 @@ from nclbayes.data.mixture import TaskMixture
 from nclbayes.data.task import Task
 from nclbayes.errors import ModelError
 from nclbayes.posterior import OnlinePosterior
+from nclbayes.posterior.arguments import checked_task
 from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.updating import UpdateReport
 
@@ -49,7 +50,7 @@ class JointLearner(OnlinePosterior):
                 f"The learner has learnt {len(self.tasks)} tasks and holds the data of {len(self._seen)}: hand over "
                 "those of the tasks before it was saved, in order, by remember(tasks)."
             )
-        seen = (*self._seen, task)
+        seen = (*self._seen, checked_task(task))
         start = {**(self._initial_values() or {}), **self.mean()}
         prior = Belief(tasks=self.tasks, outputs=self._belief.outputs)
         mixture = TaskMixture(seen, name=task.name)

@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from nclbayes.data.checking import generator_or_none
 from nclbayes.data.mixture import TaskMixture
 from nclbayes.data.task import Task
 from nclbayes.methods.examples import draw_examples
 from nclbayes.methods.keeping import KeepingLearner
+from nclbayes.posterior.arguments import checked_task
 from nclbayes.posterior.updating import UpdateReport
 
 
@@ -109,7 +111,7 @@ class ReplayLearner(KeepingLearner):
         Returns:
             What the update did.
         """
-        generator = settings.get("generator") or self.generator
+        task, generator = checked_task(task), generator_or_none(settings.get("generator")) or self.generator
         # The same examples when an interrupted update goes on.
         examples = draw_examples(task, self.keep, generator.clone_state())
         return self._learn(ReplayTask(task, self.kept) if self.tasks else task, examples, settings)

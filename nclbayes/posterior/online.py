@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -13,9 +14,10 @@ from torch import Tensor
 from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import DataError, FileError, ModelError, SettingError
+from nclbayes.errors import FileError, ModelError, SettingError, of_task
 from nclbayes.gaussians import State
 from nclbayes.isolation.randomness import drawing_from
+from nclbayes.posterior.arguments import check_posterior, check_predict, checked_engine
 from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.joining import few_examples, look, touched_states
 from nclbayes.posterior.prediction import predictive, predictive_linearized, predictive_mixture
@@ -50,6 +52,8 @@ class OnlinePosterior:
         ('sum',)
     """
 
+    _updating: int | None = None
+
     learner_settings: ClassVar[Mapping[str, Any]] = {}
     """Further settings of a kind of posterior, with their defaults."""
 
@@ -73,14 +77,17 @@ class OnlinePosterior:
         generator: torch.Generator | None = None,
         example: Task | None = None,
     ) -> None:
+        check_posterior(model, engine, initial, generator, example)
         self.model = model
-        self.engine = _checked(engine)
+        self.engine = engine
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
         self._belief = Belief()
         if example is not None:
-            run = look(model, few_examples(example, device_of(self._belief, model, example)), example.context, {})
-            states = touched_states(run, {}, engine.structure)
+            with of_task(example.name):
+                batch = few_examples(example, device_of(self._belief, model, example))
+                run, _ = look(model, batch, example.context, {})
+                states = touched_states(run, {}, engine.structure)
             self._belief = Belief(states=states, outputs=tuple(run.observed))
 
     @property
@@ -171,20 +178,14 @@ class OnlinePosterior:
             A torch distribution.
 
         Raises:
-            DataError: If an input is an array.
+            DataError: If an input is an array, or the model cannot take the inputs.
             ModelError: If no task has been learnt yet, or the output is not one that can be linearised.
             SettingError: If the method is unknown, or `num_samples` less than 1.
         """
         if not self._belief.outputs:
             raise ModelError("There is nothing to predict from yet: call update(task) first.")
-        if num_samples is not None and num_samples < 1:
-            raise SettingError(f"num_samples must be at least 1, not {num_samples}.")
+        check_predict(inputs, num_samples, method, generator)
         method = method or ("mean" if num_samples is None else "samples")
-        if method not in ("mean", "samples", "linearized"):
-            raise SettingError(f"method is {method!r}; choose 'mean', 'samples' or 'linearized'.")
-        for item in inputs:
-            if not isinstance(item, Tensor) and hasattr(item, "__array__"):
-                raise DataError(f"An input is a {type(item).__name__}: make a tensor of it with torch.as_tensor.")
         device, outputs = device_of(self._belief, self.model, None), self._belief.outputs
         given = to_device(inputs, device)
         if generator is None:
@@ -338,25 +339,27 @@ class OnlinePosterior:
         **settings: Any,
     ) -> tuple[Belief, UpdateReport]:
         """What the posterior's belief, or another one, becomes with a task; the posterior stays as it is."""
-        return updated(
-            self._belief if belief is None else belief,
-            self.model,
-            task,
-            self.engine if engine is None else _checked(engine),
-            initial=self._initial_values() if initial is None else initial,
-            generator=self.generator if generator is None else generator,
-            **settings,
-        )
+        if self._updating == threading.get_ident():
+            raise SettingError(
+                f"Task '{task.name}' cannot be learnt in a callback of an update of the same posterior: one of the two "
+                "would be lost. Update another posterior there, or this one afterwards."
+            )
+        self._updating = threading.get_ident()
+        try:
+            return updated(
+                self._belief if belief is None else belief,
+                self.model,
+                task,
+                self.engine if engine is None else checked_engine(engine),
+                initial=self._initial_values() if initial is None else initial,
+                generator=self.generator if generator is None else generator,
+                **settings,
+            )
+        finally:
+            self._updating = None
 
     def _initial_values(self) -> Mapping[str, Tensor] | None:
         if self._initial is not None:
             return self._initial
         initial_values = getattr(self.model, "initial_values", None)
         return None if initial_values is None else initial_values()
-
-
-def _checked(engine: object) -> Engine:
-    if not isinstance(engine, Engine):
-        kind = f"the class {engine.__name__}" if isinstance(engine, type) else f"a {type(engine).__name__}"
-        raise SettingError(f"engine must be one such as LaplaceNCL(...), not {kind}.")
-    return engine

@@ -15,6 +15,7 @@ from torch.func import jacrev, vmap
 
 from nclbayes.errors import ModelError
 from nclbayes.gaussians import State
+from nclbayes.isolation.failures import running
 from nclbayes.watch import SiteRecorder
 from nclbayes.watch.run import Model
 from nclbayes.watch.sites import base_normal
@@ -69,6 +70,7 @@ def predictive(
         The site's distribution.
 
     Raises:
+        DataError: If the model cannot take the inputs.
         ModelError: If the model reaches no such site when it is called without the observed argument.
     """
     return _reach(model, inputs, context, values, outputs)[0]
@@ -84,7 +86,7 @@ def _reach(
 ) -> tuple[Any, dict[str, Any]]:
     """The distribution of an output site, and the priors of the weights that had no value (drawn, or at the mean)."""
     recorder = _OutputRecorder(values, outputs, draw)
-    with recorder:
+    with running(inputs), recorder:
         model(*inputs, **context)
     for output in outputs:
         if output in recorder.reached:
@@ -245,7 +247,7 @@ def predictive_linearized(
     size = sum(value.numel() for value in mean.values())
     chunk = max(1, _JACOBIAN_NUMBERS // (size * centre.shape[-1]))
     dims = (None, *(0 if isinstance(item, Tensor) else None for item in inputs))
-    with pyro.validation_enabled(False):
+    with running(inputs), pyro.validation_enabled(False):
         jacobians = vmap(jacrev(network), in_dims=dims, chunk_size=chunk)(mean, *inputs)
     covariance = torch.zeros_like(centre).unsqueeze(-1) @ torch.zeros_like(centre).unsqueeze(-2)
     for state in states.values():

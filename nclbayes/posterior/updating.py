@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import SettingError
 from nclbayes.isolation.randomness import restored
+from nclbayes.posterior.arguments import check_update, checked_path
 from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.joining import join
 from nclbayes.watch.run import Model
@@ -88,8 +87,8 @@ def updated(
     Returns:
         The new belief, and what the update did.
     """
-    if checkpoint_every < 1:
-        raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
+    check_update(task, progress, generator, checkpoint_every, callbacks)
+    path = None if checkpoint is None else checked_path(checkpoint)
     with restored(generator, *own_generators(task), only_on_failure=True):
         device, entry = device_of(belief, model, task), generator.get_state()
         joined = join(
@@ -103,9 +102,9 @@ def updated(
             generator=generator,
         )
         snapshots = None
-        if checkpoint is not None:
+        if path is not None:
             update = joined.identity(task, engine, entry, belief.memory)
-            snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update)
+            snapshots = Checkpoint(path, checkpoint_every, update)
         started = time.perf_counter()
         outcome = engine.run(
             Problem(
@@ -123,6 +122,7 @@ def updated(
                 callbacks=tuple(callbacks),
                 checkpoint=snapshots,
                 memory=belief.memory,
+                allowed=joined.allowed,
             )
         )
         _check_finite(outcome, task.name, engine)
