@@ -17,7 +17,7 @@ from nclbayes.errors import DataError, SettingError
 _LARGEST = 2**63 - 1
 
 
-def number(name: str, value: object, holds: Callable[[float], bool] | None = None, what: str = "a number") -> float:
+def number(name: str, value: Any, holds: Callable[[float], bool] | None = None, what: str = "a number") -> float:
     """A finite number.
 
     Args:
@@ -33,10 +33,11 @@ def number(name: str, value: object, holds: Callable[[float], bool] | None = Non
         SettingError: If it is anything else.
     """
     remedy = "; a tensor becomes a number by .item()" if isinstance(value, Tensor) else ""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    is_number = not isinstance(value, bool) and isinstance(value, Real)
+    if not is_number:
         raise SettingError(f"{name} must be {what}, not {shown(value)}{remedy}.")
     try:
-        found = value if type(value) in (int, float) else float(value)
+        found: float = value if type(value) in (int, float) else float(value)
         finite = math.isfinite(found)
     except OverflowError:
         finite = False

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from nclbayes.data.task import Batches, to_device
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.settings import EngineSettings
-from nclbayes.errors import DataError, MatrixError, NonFiniteError, SettingError, of_task
+from nclbayes.errors import MatrixError, NonFiniteError, SettingError, of_task
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import under
 
@@ -150,8 +150,8 @@ def _call(callbacks: Iterable[Callback], progress: Progress, task: str) -> None:
             callback(progress)
         except (StopIteration, GeneratorExit) as error:
             raise SettingError(
-                f"One of the callbacks of task '{task}' raised {type(error).__name__} at step {progress.step}. To end an "
-                "update let it raise an error of its own; `patience` stops one early."
+                f"One of the callbacks of task '{task}' raised {type(error).__name__} at step {progress.step}. To end "
+                "an update let it raise an error of its own; `patience` stops one early."
             ) from error
         except TypeError as error:
             trace = error.__traceback__

@@ -127,7 +127,7 @@ class EngineSettings:
         if self.schedule is None:
             return self.lr
         try:
-            factor = self.schedule(done)
+            factor: Any = self.schedule(done)
         except (StopIteration, GeneratorExit) as error:
             raise SettingError(f"schedule raised {type(error).__name__}: let it return a number.") from error
         if isinstance(factor, Tensor) and factor.numel() == 1:

@@ -175,11 +175,11 @@ def _checked_output(output: object) -> Tensor:
             f"The network returned {shown(output) if output is None else f'a {type(output).__name__}'}; it must return "
             "one tensor of outputs. Wrap it in a module that picks that tensor."
         )
-    is_plain = output.is_floating_point() and output.layout is torch.strided
+    is_plain = output.is_floating_point() and output.layout is torch.strided and not output.is_meta
     if not is_plain or output.ndim == 0 or 0 in output.shape[1:]:
         raise ModelError(
-            f"The network returned a tensor of shape {tuple(output.shape)}, {output.dtype}, {output.layout}; it must be "
-            "one of floating-point outputs, with examples along the first dimension."
+            f"The network returned a tensor of shape {tuple(output.shape)}, {output.dtype}, {output.layout}, on "
+            f"{output.device}; it must be one of floating-point outputs, with examples along the first dimension."
         )
     return output
 

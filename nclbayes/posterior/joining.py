@@ -120,7 +120,8 @@ def join(
         rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
         outputs = tuple(run.observed)
-    start = starting_points(states, trained, initial, generator)
+    with of_task(task.name):
+        start = starting_points(states, trained, initial, generator)
     learnt: dict[str, Tensor] = {}
     for name, matrix in start.items():
         learnt |= states[name].block.unpack(matrix)

@@ -44,7 +44,13 @@ ENGINES: list[type[Engine]] = [
     DiagonalNCL,
 ]
 LEARNERS: list[type[ncl.OnlinePosterior]] = [ncl.OnlinePosterior, ReplayLearner, CoresetLearner, JointLearner]
-ODD = ["task", "task", "targets", "inputs", "model", "setting", "call", "about", "learner", "predict", "nothing"]
+ODD = ["task"] * 4 + ["targets", "inputs", "model"] * 2
+ODD += ["setting", "call", "about", "learner", "predict", "nothing"]
+
+ODD_STARTS: list[Any] = [
+    *ODD_THINGS,
+    *({name: value} for name in ("0.weight", "w") for value in (torch.zeros(2), torch.zeros(3, 4) / 0, None, 3)),
+]
 
 # With these, one step would take for ever.
 _ENDLESS = ("steps", "epochs", "particles", "fisher_samples", "batch_size")
@@ -123,7 +129,7 @@ def _draw_learner(case: Case, rng: random.Random, odd: bool) -> None:
         settings["keep"] = rng.choice([1, 3, 5])
     if odd:
         name = rng.choice([*settings, "engine", "generator", "initial", "example"])
-        value = rng.choice(ODD_NUMBERS if name == "keep" else ODD_THINGS)
+        value = rng.choice({"keep": ODD_NUMBERS, "initial": ODD_STARTS}.get(name, ODD_THINGS))
         settings[name] = value
         case.odd.append(f"{kind.__name__}({name}={_shown(value)})")
         case.words.append(name)
