@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
-from nclbayes.errors import DataError, NonFiniteError, SettingError
+from nclbayes.errors import DataError, NCLError, NonFiniteError, SettingError
 from nclbayes.watch import ModelRun, Observed
 
 
@@ -152,11 +152,16 @@ def temper(observed: Mapping[str, Observed], temperature: float) -> dict[str, Ob
         The tempered sites.
 
     Raises:
-        SettingError: If a site is neither Categorical nor Bernoulli.
+        SettingError: If a site is neither Categorical nor Bernoulli, or the temperature too low for its logits.
     """
     if temperature == 1.0:
         return dict(observed)
-    return {name: replace(site, fn=_tempered(name, site.fn, temperature)) for name, site in observed.items()}
+    try:
+        return {name: replace(site, fn=_tempered(name, site.fn, temperature)) for name, site in observed.items()}
+    except ValueError as error:
+        if isinstance(error, NCLError):
+            raise
+        raise SettingError(f"fisher_temperature {temperature:g} is too low: divided by it, logits overflow.") from error
 
 
 def draw_unlikely(observed: Mapping[str, Observed]) -> Target:

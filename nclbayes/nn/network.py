@@ -195,12 +195,13 @@ def _prior_of(prior: Any, name: str, parameter: Tensor) -> Any:
             )
     elif isinstance(prior, torch.distributions.Distribution):
         found = prior
-    elif callable(prior):
+    elif callable(prior) and not isinstance(prior, type):
         found = prior(name, parameter)
     else:
+        what = shown(prior) if isinstance(prior, type) else f"a {type(prior).__name__}"
         raise SettingError(
             "The prior must be a Normal such as dist.Normal(0.0, 1.0), a mapping from patterns of names to Normals, or "
-            f"a function of name and parameter, not a {type(prior).__name__}."
+            f"a function of name and parameter, not {what}."
         )
     base = found
     while isinstance(base, torch.distributions.Independent):

@@ -16,7 +16,7 @@ from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
-from nclbayes.engines.likelihood import log_likelihood
+from nclbayes.engines.likelihood import objective
 from nclbayes.errors import MatrixError, ModelError, PriorError, SettingError, UnsupportedUseError, of_task
 from nclbayes.fisher import FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure, prior_state
@@ -175,17 +175,12 @@ def look(
     with drawing_from(torch.Generator().manual_seed(0), device):
         allowed = None if check is None else check(*batch, **context)
         run = watch(model, batch, values, context)
-        # The distributions refuse targets that they cannot have.
-        fit = log_likelihood(run.observed)
-    if not run.latents:
-        raise ModelError(
-            "The model has no weights to learn: no site is sampled that is not observed. Parameters of a network that "
-            "are frozen (requires_grad=False) are none."
-        )
-    if not fit.requires_grad:
-        raise ModelError(
-            "The likelihood depends on none of the model's weights: they are not used, or are detached from the output."
-        )
+        if not run.latents:
+            raise ModelError(
+                "The model has no weights to learn: no site is sampled that is not observed. Parameters of a network "
+                "that are frozen (requires_grad=False) are none."
+            )
+        objective(run.observed)
     return run, allowed if isinstance(allowed, AllowedTargets) else None
 
 

@@ -93,8 +93,8 @@ def _reach(
             return recorder.reached[output], recorder.untouched
     names = " or ".join(f"'{output}'" for output in outputs)
     raise ModelError(
-        f"The model did not reach its output site {names}. To predict it is called without its last argument: give "
-        "that argument the default None, and let the site be sampled then."
+        f"The model did not reach its output site {names}. To predict it is called with its inputs alone: give its "
+        "last argument the default None, and let the site be sampled then."
     )
 
 

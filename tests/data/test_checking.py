@@ -60,6 +60,7 @@ def test_a_tensor_alone_is_a_batch() -> None:
     assert checked_batch([x, x]) == (x, x)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_tensors_without_plain_memory_are_refused() -> None:
     with pytest.raises(DataError, match=r"The inputs is quantized.*x\.dequantize"):
         check_tensor(torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "The inputs")

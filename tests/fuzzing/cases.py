@@ -244,7 +244,7 @@ def _draw_predict(case: Case, rng: random.Random) -> None:
         if isinstance(case.predict[name], (int, float)) and case.predict[name] > 10**6:
             case.predict[name] = -3
     case.odd.append(f"predict({name}: {way})")
-    case.words += [name, "input", "head", "num_samples"]
+    case.words += [name, "input", "head", "num_samples", "targets"]
 
 
 def _shown(value: Any) -> str:

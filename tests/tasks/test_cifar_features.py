@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from nclbayes.cli import run_command_line
 from nclbayes.errors import FileError, NonFiniteError, SettingError
 from nclbayes.storage import write_file
 from nclbayes.tasks import cifar_features, files
-from nclbayes.cli import run_command_line
 from nclbayes.tasks.cifar_features import FeatureExtractor, pretrain, weights_path
 from tests.tasks import fakes
 
