@@ -58,7 +58,7 @@ def pretrain_cifar(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
 ) -> None:
     """Train the layers that turn CIFAR images into features, on CIFAR-10, and keep them in the cache."""
-    done = pretrain(epochs, seed, size=size, lr=lr, progress=not quiet)
+    done = pretrain(epochs, seed, size=size, lr=lr, progress=False if quiet else None)
     print(f"test accuracy on CIFAR-10: {done.accuracy:.1%}")
     print(done.path)
 

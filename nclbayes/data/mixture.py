@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nclbayes.data.checking import number, shown
 from nclbayes.data.task import Batches, Task
-from nclbayes.errors import DataError
+from nclbayes.errors import DataError, SettingError
 from nclbayes.storage import under
 from nclbayes.watch.run import Model
 
@@ -25,6 +26,7 @@ class TaskMixture(Task):
 
     Raises:
         DataError: If there is no task.
+        SettingError: If one of them is no task, or the weights are not a positive number for each.
 
     Example:
         >>> import torch
@@ -41,14 +43,31 @@ class TaskMixture(Task):
     ) -> None:
         if not tasks:
             raise DataError(f"The mixture '{name}' has no tasks.")
+        for task in tasks:
+            if not isinstance(task, Task):
+                raise SettingError(f"The mixture '{name}' is made of tasks, not of {shown(task)}.")
         self._tasks = tuple(tasks)
-        self._weights = [float(task.size) for task in tasks] if weights is None else list(weights)
+        weights = [float(task.size) for task in tasks] if weights is None else list(weights)
+        self._weights = [number(f"A weight of '{name}'", w, lambda v: v > 0, "positive") for w in weights]
+        if len(weights) != len(tasks):
+            raise SettingError(f"The mixture '{name}' has {len(weights)} weights for {len(tasks)} tasks.")
         super().__init__(self._draw, name=name, size=sum(task.size for task in tasks) if size is None else size)
 
     @property
     def parts(self) -> tuple[Task, ...]:
         """The tasks."""
         return self._tasks
+
+    def part_of(self, batch: tuple[Any, ...]) -> int:
+        """Which of the tasks a batch is of.
+
+        Args:
+            batch: The batch.
+
+        Returns:
+            The number that leads it.
+        """
+        return int(batch[0])
 
     def model(self, model: Model) -> Model:
         """A model that is called with the number of a task before its batch.
@@ -105,7 +124,7 @@ class TaskMixture(Task):
         Returns:
             The task's size over the number of its examples there.
         """
-        task = self._tasks[batch[0]]
+        task = self._tasks[self.part_of(batch)]
         return task.size / task.num_examples(self._share(task, size))
 
     def epoch(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
+from nclbayes.data.checking import check_targets, check_tensor, checked_batch, shown
 from nclbayes.errors import DataError, SettingError
+from nclbayes.isolation.failures import first_line, is_plain
 from nclbayes.isolation.randomness import drawing_from
 
 Source = Any
@@ -27,23 +30,30 @@ def checked(source: Source, name: str) -> Source:
         The source; tensors as a tuple.
 
     Raises:
-        DataError: If it is empty, or its tensors differ in length.
+        DataError: If it is empty, its tensors differ in length, or one of them cannot be learnt from.
         SettingError: If it is of none of the four kinds.
     """
     if isinstance(source, (tuple, list)) and source and all(isinstance(item, Tensor) for item in source):
         lengths = [len(item) if item.ndim else 0 for item in source]
         if len(set(lengths)) > 1:
             raise DataError(f"The tensors of task '{name}' have different lengths: {lengths}.")
+        for i, item in enumerate(source):
+            check_tensor(item, f"Tensor {i} of task '{name}'")
         if lengths[0] == 0:
             raise DataError(f"Task '{name}' is empty: its tensors have 0 examples.")
+        check_targets(source[-1], f"The targets of task '{name}'")
         return tuple(source)
+    if isinstance(source, IterableDataset):
+        raise SettingError(f"The data of task '{name}' are a stream: hand over a DataLoader of it, and its `size`.")
     if isinstance(source, (DataLoader, Dataset)):
+        if isinstance(source, Dataset) and count_of(source) is None:
+            raise SettingError(f"The data set of task '{name}' has no length: give it a __len__ that counts examples.")
         if count_of(source) == 0:
             raise DataError(f"Task '{name}' is empty: its data set has 0 examples.")
         return source
-    if callable(source):
+    if callable(source) and not isinstance(source, type):
         return source
-    kind = type(source).__name__
+    kind = type(source).__name__ if not isinstance(source, type) else shown(source)
     if isinstance(source, (tuple, list)):
         kind = f"{kind} of {', '.join(type(item).__name__ for item in source) or 'nothing'}"
     raise SettingError(
@@ -75,7 +85,7 @@ def count_of(items: Any) -> int | None:
     """
     try:
         return len(items)
-    except TypeError:
+    except (TypeError, ValueError, NotImplementedError):
         return None
 
 
@@ -126,9 +136,10 @@ def pick(source: Source, index: Tensor) -> tuple[Any, ...]:
     """
     if isinstance(source, tuple):
         return tuple(item[index.to(item.device)] for item in source)
-    if isinstance(source, DataLoader):
-        return tuple(source.collate_fn([source.dataset[int(i)] for i in index]))
-    return tuple(default_collate([source[int(i)] for i in index]))
+    with reading():
+        if isinstance(source, DataLoader):
+            return checked_batch(source.collate_fn([source.dataset[int(i)] for i in index]))
+        return checked_batch(default_collate([source[int(i)] for i in index]))
 
 
 def loaded(loader: DataLoader[Any]) -> Iterator[tuple[Any, ...]]:
@@ -141,8 +152,71 @@ def loaded(loader: DataLoader[Any]) -> Iterator[tuple[Any, ...]]:
         Batches.
     """
     # Not a generator expression: that would call iter(loader), which draws, at once.
-    for batch in loader:
-        yield tuple(batch)
+    with reading():
+        for batch in loader:
+            yield checked_batch(batch)
+
+
+def sampled(
+    sampler: Source, sizes: Iterable[int], generator: torch.Generator, stream: torch.Generator
+) -> Iterator[tuple[Any, ...]]:
+    """Batches that a sampler makes.
+
+    Args:
+        sampler: The sampler.
+        sizes: How many examples each of them is to have.
+        generator: What it is given to draw from.
+        stream: What it draws from instead of torch's global generator, if it does.
+
+    Returns:
+        The batches.
+    """
+    batches = (_sample(sampler, size, generator) for size in sizes)
+    # Whoever hands over the global generator itself wants it to move.
+    return batches if generator is torch.default_generator else from_stream(batches, stream)
+
+
+def _sample(sampler: Source, size: int, generator: torch.Generator) -> tuple[Any, ...]:
+    with reading():
+        return checked_batch(sampler(size, generator))
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Around a call of a data set, a loader or a sampler: its own errors pass, with two exceptions.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        DataError: If it raised StopIteration, which would end a loop of the caller's, or if it could not be called, or
+            its examples not be made into a batch.
+    """
+    try:
+        yield
+    except StopIteration as error:
+        raise DataError(
+            "The source of the data raised StopIteration: it has ended, or can be read once only. Hand over one that "
+            "starts anew each time it is read."
+        ) from error
+    except Exception as error:
+        if not is_plain(error) or not _is_raised_around(error):
+            raise
+        raise DataError(f"No batch could be made of the source of the data: {first_line(error)}.") from error
+
+
+def _is_raised_around(error: BaseException) -> bool:
+    """Whether it was not the user's code that found fault, but torch or who called it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    frame = trace.tb_frame
+    # What a worker process passes on is an error of the data set's.
+    return frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "nclbayes") and (
+        frame.f_code.co_name != "reraise"
+    )
 
 
 def at_most(size: int | None, batches: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
@@ -179,16 +253,50 @@ def fetched(
     Returns:
         The batches.
     """
-    if isinstance(source, tuple):
-        return batches
+    return batches if isinstance(source, tuple) else from_stream(batches, stream_of(generator))
+
+
+def stream_of(generator: torch.Generator) -> torch.Generator:
+    """A stream that a generator decides, and that leads it on by one draw.
+
+    Args:
+        generator: The generator.
+
+    Returns:
+        A generator of its own.
+    """
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    return _from_own_stream(batches, torch.Generator().manual_seed(seed))
+    return torch.Generator().manual_seed(seed)
 
 
-def _from_own_stream(batches: Iterator[tuple[Any, ...]], stream: torch.Generator) -> Iterator[tuple[Any, ...]]:
+def side_stream(generator: torch.Generator) -> torch.Generator:
+    """A stream that a generator decides without being led on, other than any that it will give by :func:`stream_of`.
+
+    Args:
+        generator: The generator.
+
+    Returns:
+        A generator of its own.
+    """
+    return stream_of(stream_of(generator.clone_state()))
+
+
+def from_stream(batches: Iterator[tuple[Any, ...]], stream: torch.Generator) -> Iterator[tuple[Any, ...]]:
+    """The same batches; what is drawn from torch's global generator while they are made comes from a stream.
+
+    Args:
+        batches: The batches.
+        stream: The stream.
+
+    Yields:
+        Batches.
+    """
     while True:
-        with drawing_from(stream, torch.device("cpu")):
-            batch = next(batches, None)
+        try:
+            with drawing_from(stream, torch.device("cpu")):
+                batch = next(batches, None)
+        except GeneratorExit as error:
+            raise DataError("The source of the data raised GeneratorExit: let it raise another error.") from error
         if batch is None:
             return
         yield batch

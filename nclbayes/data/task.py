@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from nclbayes.data.checking import shown, whole_number
 from nclbayes.data.sources import (
     Source,
     at_most,
@@ -20,10 +22,18 @@ from nclbayes.data.sources import (
     length_of,
     loaded,
     pick,
+    sampled,
+    side_stream,
 )
-from nclbayes.errors import DataError, SettingError
+from nclbayes.errors import DataError, SettingError, of_task
 
 Model = Callable[..., Any]
+
+
+_NO_BATCH = (
+    "The source of the data gave no batch: it is empty, or can be read once only and has been read. Hand over one that "
+    "starts anew each time it is read, and that has at least one whole batch if it drops short ones."
+)
 
 
 class Task:
@@ -39,8 +49,9 @@ class Task:
         context: Keyword arguments for the model, such as ``{"head": 3}``.
 
     Raises:
-        DataError: If the training data are empty, or their tensors differ in length.
-        SettingError: If a sampler comes without a size, or the source is of none of the four kinds.
+        DataError: If the training data are empty, their tensors differ in length, or one cannot be learnt from.
+        SettingError: If a sampler comes without a size, the source is of none of the four kinds, or name, size or
+            context are not what they must be.
 
     Example:
         >>> import torch
@@ -62,19 +73,20 @@ class Task:
         size: int | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> None:
-        self.train = checked(train, name)
-        self.test = None if test is None else checked(test, name)
-        self.name = name
-        self.context = dict(context or {})
-        if size is None:
-            size = length_of(self.train)
+        self.name = _checked_name(name)
+        with of_task(name):
+            self.train = checked(train, name)
+            self.test = None if test is None else checked(test, name)
+            self.context = _checked_context(context)
             if size is None:
-                raise SettingError(
-                    f"The data of task '{name}' have no length: give its `size`, the number of examples N."
-                )
-        if size < 1:
-            raise DataError(f"Task '{name}' is empty: it has {size} examples.")
-        self.size = size
+                size = length_of(self.train)
+                if size is None:
+                    raise SettingError(
+                        f"The data of task '{name}' have no length: give its `size`, the number of examples N."
+                    )
+            self.size = whole_number("size", size, least=0)
+            if self.size < 1:
+                raise DataError(f"Task '{name}' is empty: it has {self.size} examples.")
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, size={self.size}, context={self.context})"
@@ -139,6 +151,17 @@ class Task:
         """The task itself; of a mixture, the tasks that it is made of."""
         return (self,)
 
+    def part_of(self, batch: tuple[Any, ...]) -> int:
+        """Which of the parts a batch is of.
+
+        Args:
+            batch: The batch.
+
+        Returns:
+            0; of a mixture, the number that leads the batch.
+        """
+        return 0
+
     def model(self, model: Model) -> Model:
         """The model as it is called with this task's batches.
 
@@ -180,8 +203,19 @@ class Task:
             Batches.
 
         Raises:
-            DataError: If there are no test data.
+            DataError: If there are no test data, or what there is gives no batch.
         """
+        given = 0
+        with of_task(self.name):
+            for batch in self._epoch(batch_size, generator, size, test):
+                given += 1
+                yield batch
+            if not given:
+                raise DataError(_NO_BATCH)
+
+    def _epoch(
+        self, batch_size: int, generator: torch.Generator | None, size: int | None, test: bool
+    ) -> Iterator[tuple[Any, ...]]:
         source = self.test if test else self.train
         if source is None:
             raise DataError(f"Task '{self.name}' has no test data.")
@@ -189,10 +223,9 @@ class Task:
         count = length_of(source)
         some = size is not None and count is not None and size < count
         if not is_finite(source):
-            remaining = self.size if size is None else size
-            while remaining > 0:
-                yield tuple(source(min(batch_size, remaining), generator))
-                remaining -= batch_size
+            wanted = self.size if size is None else size
+            sizes = (min(batch_size, wanted - start) for start in range(0, wanted, batch_size))
+            yield from sampled(source, sizes, generator, side_stream(generator))
         elif isinstance(source, DataLoader) and not (some and gives_all(source)):
             yield from at_most(size, fetched(loaded(source), source, generator))
         else:
@@ -215,6 +248,7 @@ class Batches:
     def __init__(self, source: Source, batch_size: int, generator: torch.Generator) -> None:
         self._source, self._batch_size, self._generator = source, batch_size, generator
         self._epoch: Iterator[tuple[Any, ...]] = iter(())
+        self._stream: torch.Generator | None = None
         self._started_from: dict[str, Tensor] = {}
         self._position = 0
 
@@ -225,7 +259,9 @@ class Batches:
         batch = next(self._epoch, None)
         if batch is None:
             self._start_epoch()
-            batch = next(self._epoch)
+            batch = next(self._epoch, None)
+        if batch is None:
+            raise DataError(_NO_BATCH)
         self._position += 1
         return batch
 
@@ -237,7 +273,8 @@ class Batches:
         """
         if not self._started_from:
             return {}
-        return {**self._started_from, "position": torch.tensor(self._position, device="cpu")}
+        place = {**self._started_from, "position": torch.tensor(self._position, device="cpu")}
+        return place if self._stream is None else {**place, "stream": self._stream.get_state()}
 
     def seek(self, place: Mapping[str, Tensor]) -> None:
         """Go back to a place; in which state the generator is left is for the caller to decide.
@@ -251,9 +288,11 @@ class Batches:
         if "loader" in place:
             self._source.generator.set_state(place["loader"])
         self._start_epoch()
-        if is_finite(self._source):
+        if self._stream is None:
             for _ in range(int(place["position"])):
                 next(self)
+        else:
+            self._stream.set_state(place["stream"])
         self._position = int(place["position"])
 
     def _start_epoch(self) -> None:
@@ -264,7 +303,8 @@ class Batches:
                 self._started_from["loader"] = source.generator.get_state()
             self._epoch = fetched(loaded(source), source, generator)
         elif not is_finite(source):
-            self._epoch = (tuple(source(self._batch_size, generator)) for _ in iter(int, 1))
+            self._stream = side_stream(generator)
+            self._epoch = sampled(source, repeat(self._batch_size), generator, self._stream)
         else:
             count = length_of(source)
             assert count is not None
@@ -272,6 +312,20 @@ class Batches:
             order = torch.randperm(count, generator=generator, device=generator.device)[:usable]
             parts = (pick(source, index) for index in order.split(self._batch_size))
             self._epoch = fetched(parts, source, generator)
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise SettingError(f"The name of a task must be a string, not {shown(name)}.")
+    return name
+
+
+def _checked_context(context: object) -> dict[str, Any]:
+    if context is not None and not (isinstance(context, Mapping) and all(isinstance(key, str) for key in context)):
+        raise SettingError(
+            f"context must be a mapping from names of the model's arguments to their values, not {shown(context)}."
+        )
+    return dict(context or {})
 
 
 def own_generators(task: Task) -> list[torch.Generator]:

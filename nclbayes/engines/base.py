@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.task import Task
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.loop import Callback, History
@@ -37,6 +38,7 @@ class Problem:
         callbacks: Called after each step.
         checkpoint: Where to keep the loop's state, if anywhere.
         memory: What earlier updates kept besides the Gaussians.
+        allowed: The values that targets of each part of the task may have, where the model knows them.
     """
 
     model: Model
@@ -53,6 +55,20 @@ class Problem:
     callbacks: tuple[Callback, ...]
     checkpoint: Checkpoint | None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    allowed: tuple[AllowedTargets | None, ...] = ()
+
+    def check(self, batch: tuple[Any, ...]) -> None:
+        """Refuse a batch whose targets have values that they cannot have; where it was drawn, before it is moved.
+
+        Args:
+            batch: The batch.
+
+        Raises:
+            DataError: If they do.
+        """
+        allowed = self.allowed[self.task.part_of(batch)] if self.allowed else None
+        if allowed is not None and isinstance(batch[-1], Tensor):
+            allowed.check(batch[-1])
 
 
 @dataclass(frozen=True)

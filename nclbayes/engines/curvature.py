@@ -10,7 +10,7 @@ from torch import Tensor
 from nclbayes.data.task import to_device
 from nclbayes.engines.base import Engine, Problem
 from nclbayes.engines.likelihood import log_likelihood
-from nclbayes.errors import NonFiniteError
+from nclbayes.errors import ModelError, NonFiniteError, of_task
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure
 from nclbayes.kronecker import SumRule
@@ -30,6 +30,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
         The Fisher of N examples for each block that the likelihood depends on, and the log likelihood of N examples.
 
     Raises:
+        ModelError: If the likelihood depends on no weight.
         NonFiniteError: If the weights are not finite.
     """
     task = problem.task
@@ -47,17 +48,22 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
         generator=problem.generator,
     )
     fit = 0.0
-    for batch in task.epoch(engine.batch_size, problem.generator, engine.fisher_size):
-        weight = task.example_weight(batch, engine.fisher_size)
-        try:
-            run = accumulator.update(to_device(batch, problem.device), weight)
-        except ValueError as error:
-            if "to satisfy the constraint" not in str(error):
-                raise
-            # A distribution refuses NaN in its parameters.
-            raise diverged("The parameters of the likelihood became NaN or infinite", task.name, engine) from error
-        fit += weight * float(log_likelihood(run.observed).detach())
-    return accumulator.factors(problem.size), fit * problem.size / accumulator.examples
+    with of_task(task.name, "its Fisher"):
+        for batch in task.epoch(engine.batch_size, problem.generator, engine.fisher_size):
+            problem.check(batch)
+            weight = task.example_weight(batch, engine.fisher_size)
+            try:
+                run = accumulator.update(to_device(batch, problem.device), weight)
+            except ValueError as error:
+                if "to satisfy the constraint" not in str(error):
+                    raise
+                # A distribution refuses NaN in its parameters.
+                raise diverged("The parameters of the likelihood became NaN or infinite", task.name, engine) from error
+            fit += weight * float(log_likelihood(run.observed).detach())
+        found = accumulator.factors(problem.size)
+        if not found:
+            raise ModelError("The likelihood depends on none of the model's weights, so that they have no Fisher.")
+        return found, fit * problem.size / accumulator.examples
 
 
 def diverged(what: str, task: str, engine: Engine) -> NonFiniteError:

@@ -14,7 +14,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from nclbayes.blocks import Block
 from nclbayes.engines.base import Problem
 from nclbayes.engines.steps import BlockSteps
+from nclbayes.errors import DataError, ModelError
 from nclbayes.gaussians.gradients import Gradient, RowGradient, rows_of_blocks, uses_by_weight
+from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
 from nclbayes.watch.run import Model, batch_size
 
@@ -27,11 +29,43 @@ def log_likelihood(observed: Mapping[str, Observed]) -> Tensor:
 
     Returns:
         A scalar.
+
+    Raises:
+        DataError: If what was observed is not what the site's distribution can have.
     """
     total: Any = 0.0
     for site in observed.values():
-        total = total + scale_and_mask(site.fn.log_prob(site.value), site.scale, site.mask).sum()
+        try:
+            total = total + scale_and_mask(site.fn.log_prob(site.value), site.scale, site.mask).sum()
+        except Exception as error:
+            if not is_plain(error):
+                raise
+            raise DataError(
+                f"The targets of site '{site.name}' are not what its distribution can have: {first_line(error)}."
+            ) from error
     return total
+
+
+def objective(observed: Mapping[str, Observed]) -> Tensor:
+    """The log probability of what was observed, to be differentiated.
+
+    Args:
+        observed: The observed sites of a run.
+
+    Returns:
+        A scalar with the run's graph behind it.
+
+    Raises:
+        ModelError: If it depends on no weight, or nothing was observed.
+    """
+    if not observed:
+        raise ModelError("The model observed nothing: the targets of a batch did not reach an observed site.")
+    value = log_likelihood(observed)
+    if not value.requires_grad:
+        raise ModelError(
+            "The likelihood depends on none of the model's weights: they are not used, or are detached from the output."
+        )
+    return value
 
 
 class LogLikelihood:
@@ -60,9 +94,10 @@ class LogLikelihood:
             examples.
         """
         recorder = SiteRecorder({**self._fixed, **leaves})
-        with torch.enable_grad(), recorder:
+        with running(batch), torch.enable_grad(), recorder:
             self._model(*batch, **self._context)
-            value = log_likelihood(recorder.observed)
+        with torch.enable_grad():
+            value = objective(recorder.observed)
         sites = list(leaves)
         grads = torch.autograd.grad(value, [leaves[site] for site in sites], allow_unused=True)
         gradient = {site: _or_zero(grad, leaves[site]) for site, grad in zip(sites, grads, strict=True)}
@@ -102,7 +137,7 @@ class BlockLikelihood:
             return fit, {steps.name: steps.state.block.pack(by_site) for steps in self._blocks}, examples
         problem = self._problem
         run = watch(problem.model, batch, {**problem.fixed, **leaves}, problem.task.context)
-        value = log_likelihood(run.observed)
+        value = objective(run.observed)
         return float(value.detach()), block_gradients(value, run, self._blocks), run.examples
 
 

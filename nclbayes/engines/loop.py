@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +16,7 @@ from nclbayes.data.task import Batches, to_device
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.progress import ProgressBar
 from nclbayes.engines.settings import EngineSettings
-from nclbayes.errors import MatrixError, NonFiniteError
+from nclbayes.errors import MatrixError, NonFiniteError, SettingError, of_task
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import under
 
@@ -106,7 +106,8 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
         NonFiniteError: If a loss is NaN or infinite.
     """
     task, generator, checkpoint = problem.task, problem.generator, problem.checkpoint
-    total = settings.num_steps(task.num_batches(settings.batch_size))
+    with of_task(task.name):
+        total = settings.num_steps(task.num_batches(settings.batch_size))
     batches = task.batches(settings.batch_size, generator)
     place = _Place()
     # What a network draws itself (dropout, process noise) has a stream of its own, so that it changes no other draw.
@@ -123,19 +124,41 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
         for step in range(place.step + 1, total + 1):
             if settings.patience is not None and place.step - place.best_step >= settings.patience:
                 break
-            lr = settings.lr * (1.0 if settings.schedule is None else settings.schedule((step - 1) / total))
-            batch = to_device(next(batches), problem.device)
-            with drawing_from(noise, problem.device):
-                loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
+            with of_task(task.name, f"step {step}"):
+                lr = settings.rate((step - 1) / total)
+                drawn = next(batches)
+                problem.check(drawn)
+                batch = to_device(drawn, problem.device)
+                with drawing_from(noise, problem.device):
+                    loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
             place.advance(step, loss)
             bar.advance(loss=f"{place.running:.4g}")
-            for callback in problem.callbacks:
-                callback(Progress(step, total, loss, partial(_copies, stepper)))
+            _call(problem.callbacks, Progress(step, total, loss, partial(_copies, stepper)), task.name)
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
                 place.seconds = earlier + time.perf_counter() - started
                 _snapshot(checkpoint, place, stepper, batches, generator, noise)
     seconds = earlier + time.perf_counter() - started
     return History(place.losses, seconds, stopped_early=place.step < total, earlier=earlier)
+
+
+def _call(callbacks: Iterable[Callback], progress: Progress, task: str) -> None:
+    """Call the callbacks; what they raise passes, but for StopIteration, which would end a loop of the caller's."""
+    for callback in callbacks:
+        try:
+            callback(progress)
+        except (StopIteration, GeneratorExit) as error:
+            raise SettingError(
+                f"One of the callbacks of task '{task}' raised {type(error).__name__} at step {progress.step}. To end "
+                "an update let it raise an error of its own; `patience` stops one early."
+            ) from error
+        except TypeError as error:
+            trace = error.__traceback__
+            if trace is not None and trace.tb_next is not None:
+                raise
+            # The call itself failed, and nothing inside it.
+            raise SettingError(
+                f"One of the callbacks cannot be called with the progress of task '{task}': {error}."
+            ) from error
 
 
 def _copies(stepper: Stepper) -> dict[str, torch.Tensor]:
@@ -199,6 +222,10 @@ def _guarded_step(
         raise diverged(_first_sentence(error)) from error
     except MatrixError as error:
         raise diverged(f"The Fisher could not be added to the precision ({error})") from error
+    except (OverflowError, RuntimeError) as error:
+        if "overflow" not in str(error):
+            raise
+        raise diverged("A number became too large to be held") from error
     except ValueError as error:
         for site, value in stepper.values().items():
             if not bool(torch.isfinite(value).all()):

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from nclbayes.data.checking import number, shown, whole_number
 from nclbayes.errors import SettingError
 from nclbayes.fisher import FisherKind
 from nclbayes.kronecker import SumRule
@@ -69,7 +72,9 @@ class EngineSettings:
         for name in ("prior_weight", "alpha"):
             self._require(name, lambda v: v >= 0, "at least 0")
         if self.schedule is not None and not callable(self.schedule):
-            raise SettingError(f"schedule must be a function of the fraction of steps done, not {self.schedule!r}.")
+            raise SettingError(
+                f"schedule must be a function of the fraction of steps done, not {shown(self.schedule)}."
+            )
         self._require("momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")
         if self.trust_radius is not None and not self.has_trust_region:
             raise SettingError(f"{type(self).__name__} has no trust region: leave trust_radius at None.")
@@ -78,9 +83,9 @@ class EngineSettings:
         for name, kind in (("kronecker_sum", SumRule), ("fisher", FisherKind)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
-            except ValueError:
+            except (ValueError, TypeError):
                 allowed = ", ".join(repr(member.value) for member in kind)
-                raise SettingError(f"{name} is {getattr(self, name)!r}; choose one of {allowed}.") from None
+                raise SettingError(f"{name} is {shown(getattr(self, name))}; choose one of {allowed}.") from None
 
     @property
     def preconditioner_damping(self) -> float:
@@ -104,14 +109,42 @@ class EngineSettings:
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return max(1, round(self.epochs * batches))
+        total = number("The number of steps, epochs times batches,", self.epochs * batches)
+        return max(1, round(total))
+
+    def rate(self, done: float) -> float:
+        """The learning rate at a point of a task.
+
+        Args:
+            done: The fraction of steps done.
+
+        Returns:
+            `lr` times what the schedule says.
+
+        Raises:
+            SettingError: If the schedule says something else than a number of at least 0.
+        """
+        if self.schedule is None:
+            return self.lr
+        try:
+            factor: Any = self.schedule(done)
+        except (StopIteration, GeneratorExit) as error:
+            raise SettingError(f"schedule raised {type(error).__name__}: let it return a number.") from error
+        if isinstance(factor, Tensor) and factor.numel() == 1:
+            factor = factor.item()
+        return self.lr * number(f"schedule({done:.3g})", factor, lambda v: v >= 0, "a number of at least 0")
 
     def _require(self, name: str, holds: Callable[[Any], bool], what: str) -> None:
+        """Refuse a number that is none or out of range; None is one only where the field's type says so."""
         value = getattr(self, name)
-        if value is not None and not (isinstance(value, (int, float)) and holds(value)):
-            raise SettingError(f"{name} must be {what}, not {value!r}.")
+        if value is not None or not self._is_optional(name):
+            object.__setattr__(self, name, number(name, value, holds, what))
 
     def _require_whole(self, name: str) -> None:
-        self._require(name, lambda v: v >= 1 and v == int(v), "a whole number of at least 1")
-        if getattr(self, name) is not None:
-            object.__setattr__(self, name, int(getattr(self, name)))
+        value = getattr(self, name)
+        if value is not None or not self._is_optional(name):
+            object.__setattr__(self, name, whole_number(name, value))
+
+    def _is_optional(self, name: str) -> bool:
+        (kind,) = (f.type for f in fields(self) if f.name == name)
+        return "None" in str(kind)

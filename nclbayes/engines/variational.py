@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
-from nclbayes.engines.likelihood import block_gradients, log_likelihood
+from nclbayes.engines.likelihood import block_gradients, objective
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
-from nclbayes.errors import SettingError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.gaussians.gradients import Gradient
@@ -58,11 +57,10 @@ class VariationalNCL(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.beta < 1:
-            raise SettingError(f"beta must lie between 0 and 1, not {self.beta}.")
+        self._require("beta", lambda v: 0 < v < 1, "above 0 and below 1")
         for name in ("particles", "refresh_every"):
             self._require_whole(name)
-        self._require("init_scale", lambda v: v > 0, "positive")
+        self._require("init_scale", lambda v: 1e-100 <= v <= 1e100, "positive, from 1e-100 to 1e100")
 
     def run(self, problem: Problem) -> Outcome:
         """Learn a task.
@@ -190,7 +188,7 @@ class VariationalStepper:
         with drawing_from(problem.generator, problem.device):
             run = watch(problem.model, batch, values, problem.task.context)
         self._fisher.values = values
-        fit = log_likelihood(run.observed)
+        fit = objective(run.observed)
         gradient = block_gradients(fit, run, self._blocks, retain_graph=True)
         # Each batch counts once in the gradient, however many examples it has: so it does here.
         self._fisher.add(run, batch, self._weight * self._batch_size / run.examples)

@@ -9,7 +9,7 @@ import pyro
 from torch import Tensor
 from torch.func import grad, vmap
 
-from nclbayes.errors import UnsupportedUseError
+from nclbayes.errors import NCLError, UnsupportedUseError
 from nclbayes.fisher.targets import Target, example_axis, score, temper
 from nclbayes.watch import ModelRun, SiteRecorder
 from nclbayes.watch.run import Batch, Model
@@ -75,7 +75,9 @@ def example_scores(
         # Validation branches on data, which cannot be vectorised; the watched run has validated the same call.
         with pyro.validation_enabled(False):
             gradients = per_example(chosen, list(batch), dict(target.values), dict(target.weights))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, NCLError):
+            raise
         names = ", ".join(map(repr, sites))
         if "randomness" in str(error):
             raise NoisyModelError(

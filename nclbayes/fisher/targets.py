@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
-from nclbayes.errors import DataError, SettingError
+from nclbayes.errors import DataError, NCLError, NonFiniteError, SettingError
 from nclbayes.watch import ModelRun, Observed
 
 
@@ -125,7 +125,7 @@ def score(observed: Mapping[str, Observed], target: Target) -> Tensor:
         site = observed[name]
         weight = target.weights.get(name)
         if weight is None:
-            log_prob, extra = (_log_prob(site.fn, value) if target.drawn else site.fn.log_prob(value)), 0
+            log_prob, extra = _log_prob(site, value, target.drawn), 0
         else:
             base, extra = _base(site.fn), len(site.fn.event_shape) - len(_base(site.fn).event_shape)
             log_prob = weight * base.log_prob(value)
@@ -152,11 +152,16 @@ def temper(observed: Mapping[str, Observed], temperature: float) -> dict[str, Ob
         The tempered sites.
 
     Raises:
-        SettingError: If a site is neither Categorical nor Bernoulli.
+        SettingError: If a site is neither Categorical nor Bernoulli, or the temperature too low for its logits.
     """
     if temperature == 1.0:
         return dict(observed)
-    return {name: replace(site, fn=_tempered(name, site.fn, temperature)) for name, site in observed.items()}
+    try:
+        return {name: replace(site, fn=_tempered(name, site.fn, temperature)) for name, site in observed.items()}
+    except ValueError as error:
+        if isinstance(error, NCLError):
+            raise
+        raise SettingError(f"fisher_temperature {temperature:g} is too low: divided by it, logits overflow.") from error
 
 
 def draw_unlikely(observed: Mapping[str, Observed]) -> Target:
@@ -208,12 +213,21 @@ def _draw(fn: Any) -> Tensor:
     return fn.sample()
 
 
-def _log_prob(fn: Any, value: Tensor) -> Tensor:
-    """The log probability of a value that was drawn."""
-    if type(fn) is dist.Categorical:
+def _log_prob(site: Observed, value: Tensor, drawn: bool) -> Tensor:
+    """The log probability of a value, drawn or observed."""
+    fn = site.fn
+    if drawn and type(fn) is dist.Categorical:
         # Without the check that each number is one of the classes, which costs more than all the rest.
         return fn.logits.gather(-1, value.unsqueeze(-1)).squeeze(-1)
-    return fn.log_prob(value)
+    try:
+        return fn.log_prob(value)
+    except ValueError as error:
+        if drawn:
+            raise NonFiniteError(
+                f"What was drawn at site '{site.name}' is nothing that its distribution can have: the network's output "
+                "is too large."
+            ) from error
+        raise DataError(f"The targets of site '{site.name}' are not what its distribution can have.") from error
 
 
 def _nodes(name: str, base: Any) -> Iterator[tuple[Tensor, Tensor]]:

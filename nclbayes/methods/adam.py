@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nclbayes.engines.base import Engine, Problem
 from nclbayes.engines.likelihood import LogLikelihood
-from nclbayes.errors import SettingError
 from nclbayes.gaussians import State
 
 
@@ -36,8 +35,7 @@ class AdamEngine(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.second_momentum < 1:
-            raise SettingError(f"second_momentum must be at least 0 and below 1, not {self.second_momentum}.")
+        self._require("second_momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")
         self._require("epsilon", lambda v: v > 0, "positive")
 
     @property

@@ -8,7 +8,6 @@ from typing import ClassVar
 from nclbayes.engines.base import Outcome, Problem
 from nclbayes.engines.curvature import add_fishers, task_fisher
 from nclbayes.engines.loop import run_loop
-from nclbayes.errors import SettingError
 from nclbayes.gaussians import State, Structure
 from nclbayes.methods.adam import AdamEngine, AdamStepper
 
@@ -34,8 +33,7 @@ class EWC(AdamEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.decay <= 1:
-            raise SettingError(f"decay must be above 0 and at most 1, not {self.decay}.")
+        self._require("decay", lambda v: 0 < v <= 1, "above 0 and at most 1")
 
     def run(self, problem: Problem) -> Outcome:
         """Learn a task.

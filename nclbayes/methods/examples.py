@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Subset
 
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators
-from nclbayes.errors import DataError
+from nclbayes.errors import DataError, of_task
+from nclbayes.isolation.failures import first_line
 from nclbayes.isolation.randomness import drawing_from, restored
 
 
@@ -29,7 +30,13 @@ def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:
     """
     with restored(*own_generators(task)):
         batches = list(task.epoch(count, generator, size=count))
-    tensors = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    try:
+        tensors = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"The examples of task '{task.name}' cannot be kept together: {first_line(error)}. They must be tensors of "
+            "equal shapes."
+        ) from error
     return Task(tensors, name=task.name, context=task.context)
 
 
@@ -57,7 +64,7 @@ def split_examples(task: Task, count: int, generator: torch.Generator) -> tuple[
     order = torch.randperm(length, generator=generator, device=generator.device)
     index, others = order[:count], order[count:]
     # A data set may draw when it is asked for an example.
-    with drawing_from(generator, torch.device("cpu")):
+    with of_task(task.name), drawing_from(generator, torch.device("cpu")):
         kept = pick(task.train, index)
     rest = pick(task.train, others) if isinstance(task.train, tuple) else Subset(task.train, others.tolist())
     # Each example counts what it counted: N is shared out.

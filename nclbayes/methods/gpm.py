@@ -12,7 +12,6 @@ from torch import Tensor
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import task_fisher
 from nclbayes.engines.loop import run_loop
-from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.methods.owm import refuse_other_engines, signed
@@ -43,8 +42,7 @@ class GPM(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.threshold <= 1:
-            raise SettingError(f"threshold must be above 0 and at most 1, not {self.threshold}.")
+        self._require("threshold", lambda v: 0 < v <= 1, "above 0 and at most 1")
 
     def run(self, problem: Problem) -> Outcome:
         """Learn a task.

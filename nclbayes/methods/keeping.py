@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from nclbayes.data.checking import whole_number
 from nclbayes.data.task import Task
-from nclbayes.errors import SettingError
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
 from nclbayes.posterior import OnlinePosterior
-from nclbayes.posterior.belief import Belief
+from nclbayes.posterior.belief import Belief, device_of
+from nclbayes.posterior.joining import check_examples
 from nclbayes.posterior.updating import UpdateReport
 from nclbayes.storage import under
 
@@ -33,8 +34,7 @@ class KeepingLearner(OnlinePosterior):
 
     def __init__(self, *args: Any, keep: int = 200, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.check_settings({"keep": keep})
-        self.keep = keep
+        self.keep = whole_number("keep", keep)
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
@@ -46,9 +46,7 @@ class KeepingLearner(OnlinePosterior):
         Raises:
             SettingError: If it is not a whole number of at least 1.
         """
-        keep = settings.get("keep", 1)
-        if not isinstance(keep, int) or keep < 1:
-            raise SettingError(f"keep must be a whole number of at least 1, not {keep!r}.")
+        whole_number("keep", settings.get("keep", 1))
 
     @property
     def kept(self) -> list[Task]:
@@ -63,5 +61,6 @@ class KeepingLearner(OnlinePosterior):
         # Made before the update, as they may be refused.
         kept = {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
         kept |= also or {}
+        check_examples(self.model, examples, self.blocks, device_of(self._belief, self.model, examples))
         belief, report = self._updated(task, **settings)
         return replace(belief, memory={**belief.memory, **kept}), report

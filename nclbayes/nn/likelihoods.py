@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from nclbayes.data.checking import AllowedTargets, number
 from nclbayes.errors import DataError, SettingError
 
 
@@ -23,12 +24,15 @@ class Likelihood(ABC):
     Example:
         >>> import pyro.distributions as dist
         >>> import torch
+        >>> from nclbayes.data import AllowedTargets
         >>> from nclbayes.nn import Likelihood
         >>> class Exponential(Likelihood):
         ...     def distribution(self, output):
         ...         return dist.Exponential(output.exp())
         ...     def check(self, output, target):
-        ...         assert bool((target > 0).all())
+        ...         self.allowed(output).check(target)
+        ...     def allowed(self, output):
+        ...         return AllowedTargets(low=0.0, why="waiting times are positive")
         >>> Exponential().observe(torch.zeros(4, 1), torch.ones(4, 1)).mean.squeeze()
         tensor([1., 1., 1., 1.])
     """
@@ -58,6 +62,17 @@ class Likelihood(ABC):
             DataError: If shape, dtype or values do not fit.
         """
 
+    def allowed(self, output: Tensor) -> AllowedTargets | None:
+        """The values that targets may have, which are checked in every batch.
+
+        Args:
+            output: The network's output for some examples.
+
+        Returns:
+            Those values; None: check nothing.
+        """
+        return None
+
     def weighted(self, output: Tensor, weight: Tensor) -> Any:
         """The distribution of targets that count more or less than once.
 
@@ -83,6 +98,9 @@ class Likelihood(ABC):
 
         Returns:
             The distribution of the targets.
+
+        Raises:
+            DataError: If the target is of another shape.
         """
         if weight is None:
             fn = self.distribution(output)
@@ -92,6 +110,8 @@ class Likelihood(ABC):
             fn = self.weighted(output, torch.where(counts, weight, torch.ones_like(weight)))
         if mask is not None:
             fn = fn.mask(mask)
+        if target is not None:
+            _same_shape(target, fn.shape())
         fn = fn.to_event(len(fn.batch_shape) - 1)
         with pyro.plate("data", output.shape[0]):
             pyro.sample("y", fn, obs=target)
@@ -118,7 +138,12 @@ class Categorical(Likelihood):
         _same_shape(target, output.shape[:-1])
         if target.is_floating_point() or target.is_complex():
             raise DataError(f"Categorical targets must be integers, not {target.dtype}: use target.long().")
-        _in_range(target, 0, output.shape[-1] - 1, f"the network has {output.shape[-1]} outputs")
+        self.allowed(output).check(target)
+
+    def allowed(self, output: Tensor) -> AllowedTargets:
+        """Whole numbers from 0 to the number of logits."""
+        classes = output.shape[-1]
+        return AllowedTargets(0, classes - 1, whole=True, why=f"the network has {classes} outputs")
 
 
 @dataclass(frozen=True)
@@ -141,7 +166,11 @@ class Bernoulli(Likelihood):
         _same_shape(target, output.shape)
         if not target.is_floating_point():
             raise DataError(f"Bernoulli targets must be floating point, not {target.dtype}: use target.float().")
-        _in_range(target, 0, 1, "a Bernoulli target is 0 or 1")
+        self.allowed(output).check(target)
+
+    def allowed(self, output: Tensor) -> AllowedTargets:
+        """Zeros and ones."""
+        return AllowedTargets(0, 1, whole=True, why="a Bernoulli target is 0 or 1")
 
 
 @dataclass(frozen=True)
@@ -164,8 +193,8 @@ class Normal(Likelihood):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise SettingError(f"The scale of a Normal likelihood must be positive, not {self.scale}.")
+        what = "The scale of a Normal likelihood"
+        object.__setattr__(self, "scale", number(what, self.scale, lambda v: v > 0, "positive"))
 
     def distribution(self, output: Tensor) -> Any:
         """Normal with the output as mean."""
@@ -180,6 +209,11 @@ class Normal(Likelihood):
         _same_shape(target, output.shape)
         if not target.is_floating_point():
             raise DataError(f"Normal targets must be floating point, not {target.dtype}: use target.float().")
+        self.allowed(output).check(target)
+
+    def allowed(self, output: Tensor) -> AllowedTargets:
+        """Finite numbers."""
+        return AllowedTargets()
 
 
 @dataclass(frozen=True)
@@ -200,9 +234,11 @@ class Poisson(Likelihood):
     def check(self, output: Tensor, target: Tensor) -> None:
         """Non-negative whole numbers, one for each output."""
         _same_shape(target, output.shape)
-        _in_range(target, 0, float("inf"), "a Poisson target is a count")
-        if target.is_floating_point() and bool((target != target.round()).any()):
-            raise DataError("Poisson targets must be whole numbers.")
+        self.allowed(output).check(target)
+
+    def allowed(self, output: Tensor) -> AllowedTargets:
+        """Counts."""
+        return AllowedTargets(0, whole=True, why="a Poisson target is a count")
 
 
 def _same_shape(target: Tensor, shape: torch.Size) -> None:
@@ -212,12 +248,4 @@ def _same_shape(target: Tensor, shape: torch.Size) -> None:
         raise DataError(
             f"The targets of a batch have shape {tuple(target.shape)}, but the network's output needs {tuple(shape)}."
             f"{remedy}"
-        )
-
-
-def _in_range(target: Tensor, low: float, high: float, why: str) -> None:
-    lowest, highest = float(target.min()), float(target.max())
-    if lowest < low or highest > high:
-        raise DataError(
-            f"The targets range from {lowest:g} to {highest:g}, but {why}: they must lie in [{low:g}, {high:g}]."
         )

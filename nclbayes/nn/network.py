@@ -13,7 +13,9 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nclbayes.errors import DataError, SettingError
+from nclbayes.data.checking import AllowedTargets, shown, whole_number
+from nclbayes.errors import DataError, ModelError, SettingError
+from nclbayes.isolation.failures import running
 from nclbayes.nn.likelihoods import Likelihood
 
 
@@ -63,8 +65,14 @@ class BayesianNetwork(PyroModule):
         if not isinstance(given, Likelihood):
             what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
             raise SettingError(f"The likelihood must be one such as Categorical() or Normal(0.1), not {what}.")
+        network: object = net
+        if not isinstance(network, nn.Module):
+            raise SettingError(f"The network `net` must be a torch module, not {shown(network)}.")
+        for name, function in (("mask", mask), ("weight", weight)):
+            if function is not None and not callable(function):
+                raise SettingError(f"{name} must be a function of the network's inputs, not {shown(function)}.")
         self.likelihood = likelihood
-        self.inputs = inputs
+        self.inputs = whole_number("inputs", inputs)
         self.mask = mask
         self.weight = weight
         # Kept where PyroModule does not look: it would register the network's parameters with the param store.
@@ -104,36 +112,42 @@ class BayesianNetwork(PyroModule):
         Raises:
             DataError: If the number of arguments is neither that of the inputs nor one more.
         """
-        if len(args) not in (self.inputs, self.inputs + 1):
-            raise DataError(
-                f"The model takes {self.inputs} input(s) and a target, but was called with {len(args)} arguments. Set "
-                "`inputs` of the BayesianNetwork to the number of the network's inputs."
-            )
+        self._check_count(args)
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
         weights = {name: pyro.sample(name, prior) for name, prior in self._site_priors().items()}
-        output = functional_call(self.network, weights, inputs, context)
+        output = _checked_output(functional_call(self.network, weights, inputs, context))
         mask, weight = (None if f is None else f(*inputs) for f in (self.mask, self.weight))
         return self.likelihood.observe(output, target, mask, weight)
 
-    def check(self, *args: Any, **context: Any) -> None:
+    def check(self, *args: Any, **context: Any) -> AllowedTargets | None:
         """Refuse data that do not fit the network or the likelihood, before anything is learnt from them.
 
         Args:
             *args: The network's inputs and the target.
             **context: Keyword arguments of the network.
 
+        Returns:
+            The values that the targets of other examples may have, where the likelihood knows them.
+
         Raises:
             DataError: If shapes, dtypes or values do not fit.
+            ModelError: If the network returns something else than a tensor of outputs.
         """
+        self._check_count(args)
         inputs, target = args[: self.inputs], args[-1]
-        try:
-            with torch.no_grad():
-                output = self.network(*inputs, **context)
-        except (RuntimeError, TypeError, IndexError, ValueError) as error:
-            shapes = ", ".join(f"{tuple(i.shape)} and {i.dtype}" for i in inputs if isinstance(i, Tensor))
-            remedy = " Make both of one dtype: x.float(), or net.double()." if "dtype" in str(error) else ""
-            raise DataError(f"The network cannot take inputs of shape {shapes}: {error}.{remedy}") from error
+        with running(inputs, "The network"), torch.no_grad():
+            output = _checked_output(self.network(*inputs, **context))
+        if not isinstance(target, Tensor) or len(args) == self.inputs:
+            raise DataError(f"There are no targets: the network's {self.inputs} input(s) must be followed by a tensor.")
         self.likelihood.check(output, target)
+        return self.likelihood.allowed(output)
+
+    def _check_count(self, args: tuple[Any, ...]) -> None:
+        if len(args) not in (self.inputs, self.inputs + 1):
+            raise DataError(
+                f"The model takes {self.inputs} input(s) and a target, but was called with {len(args)} arguments. Set "
+                "`inputs` of the BayesianNetwork to the number of the network's inputs."
+            )
 
     def _site_priors(self) -> dict[str, Any]:
         """The prior of every site; built once, and again when the model has moved."""
@@ -154,10 +168,26 @@ def _buffer(part: str, name: str) -> str:
     return f"prior_{part}_{name.replace('.', '__')}"
 
 
+def _checked_output(output: object) -> Tensor:
+    """What a network returned, if a likelihood can be made of it."""
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"The network returned {shown(output) if output is None else f'a {type(output).__name__}'}; it must return "
+            "one tensor of outputs. Wrap it in a module that picks that tensor."
+        )
+    is_plain = output.is_floating_point() and output.layout is torch.strided and not output.is_meta
+    if not is_plain or output.ndim == 0 or 0 in output.shape[1:]:
+        raise ModelError(
+            f"The network returned a tensor of shape {tuple(output.shape)}, {output.dtype}, {output.layout}, on "
+            f"{output.device}; it must be one of floating-point outputs, with examples along the first dimension."
+        )
+    return output
+
+
 def _prior_of(prior: Any, name: str, parameter: Tensor) -> Any:
     """The Normal that a prior gives a parameter, as a base distribution whose loc and scale broadcast to it."""
     if isinstance(prior, Mapping):
-        found = next((p for pattern, p in prior.items() if fnmatchcase(name, pattern)), None)
+        found = next((p for pattern, p in prior.items() if fnmatchcase(name, str(pattern))), None)
         if found is None:
             raise SettingError(
                 f"No pattern of the prior ({', '.join(map(repr, prior))}) matches the parameter '{name}'. Add one, or "
@@ -165,12 +195,13 @@ def _prior_of(prior: Any, name: str, parameter: Tensor) -> Any:
             )
     elif isinstance(prior, torch.distributions.Distribution):
         found = prior
-    elif callable(prior):
+    elif callable(prior) and not isinstance(prior, type):
         found = prior(name, parameter)
     else:
+        what = shown(prior) if isinstance(prior, type) else f"a {type(prior).__name__}"
         raise SettingError(
             "The prior must be a Normal such as dist.Normal(0.0, 1.0), a mapping from patterns of names to Normals, or "
-            f"a function of name and parameter, not a {type(prior).__name__}."
+            f"a function of name and parameter, not {what}."
         )
     base = found
     while isinstance(base, torch.distributions.Independent):
@@ -183,4 +214,6 @@ def _prior_of(prior: Any, name: str, parameter: Tensor) -> Any:
         raise SettingError(
             f"The prior of '{name}' has shape {tuple(base.loc.shape)}, which does not fit {tuple(parameter.shape)}."
         ) from None
+    if not bool(torch.isfinite(base.loc).all() and torch.isfinite(base.scale).all() and (base.scale > 0).all()):
+        raise SettingError(f"The prior of '{name}' must have a finite mean and a positive, finite scale.")
     return base

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from nclbayes.data.task import Task
 from nclbayes.engines.base import Outcome
 from nclbayes.errors import ModelError, ValuesError
 from nclbayes.gaussians import State
+from nclbayes.watch.run import Model
 
 
 @dataclass(frozen=True)
@@ -148,3 +150,24 @@ class Belief:
             The moved belief.
         """
         return replace(self, states={name: state.to(device) for name, state in self.states.items()})
+
+
+def device_of(belief: Belief, model: Model, task: Task | None) -> torch.device:
+    """Where to compute: where the Gaussians are, else the model, else the task's data.
+
+    Args:
+        belief: The belief.
+        model: The model.
+        task: A task, if there is one.
+
+    Returns:
+        The device.
+    """
+    tensors: Iterable[Tensor] = ()
+    if belief.states:
+        tensors = [state.loc for state in belief.states.values()]
+    elif isinstance(model, torch.nn.Module):
+        tensors = [*model.parameters(), *model.buffers()]
+    elif task is not None and isinstance(task.parts[0].train, tuple):
+        tensors = task.parts[0].train
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

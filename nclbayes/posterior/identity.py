@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nclbayes.data.task import Task
+from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
-from nclbayes.posterior.joining import Joined, few_examples, look
+from nclbayes.posterior.joining import Joined, look
 from nclbayes.posterior.prediction import base_of, parameters_of
 from nclbayes.watch.run import Model
 
@@ -38,8 +38,7 @@ def update_identity(
     if isinstance(model, torch.nn.Module):
         frozen = ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
         tensors |= {f"frozen/{name}": parameter for name, parameter in frozen}
-    for k, part in enumerate(task.parts):
-        batch = few_examples(part, torch.device("cpu"))
+    for k, batch in enumerate(joined.examples):
         tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
     contexts = [repr(part.context) for part in task.parts]
     settings = {"name": type(engine).__name__, **engine.to_dict(), "schedule": engine.schedule is not None}
@@ -59,8 +58,8 @@ def model_probe(joined: Joined, model: Model, task: Task, device: torch.device) 
         The parameters of the observed sites by part of the task, site and name, float64 on the CPU.
     """
     found: dict[str, Tensor] = {}
-    for k, part in enumerate(task.parts):
-        run = look(model, few_examples(part, device), part.context, joined.values)
+    for k, (part, batch) in enumerate(zip(task.parts, joined.examples, strict=True)):
+        run, _ = look(model, to_device(batch, device), part.context, joined.values)
         for site in run.observed.values():
             base = base_of(site.fn)
             numbers = {name: getattr(base, name) for name in parameters_of(base)}

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock, find_blocks
+from nclbayes.blocks.layout import quoted
+from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
-from nclbayes.engines.likelihood import log_likelihood
-from nclbayes.errors import ModelError, SettingError, UnsupportedUseError
+from nclbayes.engines.likelihood import objective
+from nclbayes.errors import MatrixError, ModelError, PriorError, SettingError, UnsupportedUseError, of_task
 from nclbayes.fisher import FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure, prior_state
 from nclbayes.gaussians.gradients import rows_of_blocks
 from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model
+from nclbayes.watch.sites import base_normal
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Joined:
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         fixed: The values of the other sites that the model meets.
         outputs: The observed sites.
+        examples: A few examples of each part of the task.
+        allowed: The values that targets of each part may have, where the model knows them.
     """
 
     states: dict[str, State]
@@ -40,6 +45,8 @@ class Joined:
     rows: dict[str, float]
     fixed: dict[str, Tensor]
     outputs: tuple[str, ...]
+    examples: tuple[tuple[Any, ...], ...]
+    allowed: tuple[AllowedTargets | None, ...]
 
     @property
     def values(self) -> dict[str, Tensor]:
@@ -86,26 +93,28 @@ def join(
     values: dict[str, Tensor] = {}
     rows: dict[str, float] = {}
     outputs: tuple[str, ...] = ()
-    for part in task.parts:
-        run = look(model, few_examples(part, device), part.context, mean)
-        if not log_likelihood(run.observed).requires_grad:
-            raise ModelError(
-                f"The likelihood of task '{task.name}' depends on no weight, so that nothing can be learnt from it. "
-                "See that the network has learnable weights, and that its output reaches the observed site undetached."
-            )
-        states |= touched_states(run, {**known, **states}, engine.structure)
+    allowed: list[AllowedTargets | None] = []
+    # Drawn once: a loader that can be read once only loses no more than this batch to being looked at.
+    examples = tuple(few_examples(part, torch.device("cpu")) for part in task.parts)
+    for part, batch in zip(task.parts, examples, strict=True):
+        with of_task(part.name):
+            run, targets = look(model, to_device(batch, device), part.context, mean)
+            states |= touched_states(run, {**known, **states}, engine.structure)
+        allowed.append(targets)
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
         outputs = tuple(run.observed)
-    start = starting_points(states, trained, initial, generator)
+    with of_task(task.name):
+        start = starting_points(states, trained, initial, generator)
     learnt: dict[str, Tensor] = {}
     for name, matrix in start.items():
         learnt |= states[name].block.unpack(matrix)
-    for part in task.parts if engine.needs_fisher else ():
-        check_fisher(model, few_examples(part, device), part.context, values | learnt, engine)
+    for part, batch in zip(task.parts, examples, strict=True) if engine.needs_fisher else ():
+        with of_task(part.name):
+            check_fisher(model, to_device(batch, device), part.context, values | learnt, engine)
     fixed = {name: value for name, value in values.items() if name not in learnt}
-    return Joined(states, start, rows, fixed, outputs)
+    return Joined(states, start, rows, fixed, outputs, examples, tuple(allowed))
 
 
 def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:
@@ -128,7 +137,9 @@ def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:
     return to_device(batch, device)
 
 
-def look(model: Model, batch: tuple[Any, ...], context: Mapping[str, Any], values: Mapping[str, Tensor]) -> ModelRun:
+def look(
+    model: Model, batch: tuple[Any, ...], context: Mapping[str, Any], values: Mapping[str, Tensor]
+) -> tuple[ModelRun, AllowedTargets | None]:
     """Run a model once on a small batch, to see its sites and to refuse data that do not fit.
 
     Args:
@@ -138,18 +149,44 @@ def look(model: Model, batch: tuple[Any, ...], context: Mapping[str, Any], value
         values: The weights known so far, by site.
 
     Returns:
-        What the run showed.
+        What the run showed, and the values that targets may have, if the model knows.
 
     Raises:
-        NCLError: If data and model do not fit.
+        NCLError: If data and model do not fit, or there is nothing to learn.
     """
     check = getattr(model, "check", None)
     device = next((item.device for item in batch if isinstance(item, Tensor)), torch.device("cpu"))
     # To look changes nothing: what the network draws comes from a stream of its own.
     with drawing_from(torch.Generator().manual_seed(0), device):
-        if check is not None:
-            check(*batch, **context)
-        return watch(model, batch, values, context)
+        allowed = None if check is None else check(*batch, **context)
+        run = watch(model, batch, values, context)
+        if not run.latents:
+            raise ModelError(
+                "The model has no weights to learn: no site is sampled that is not observed. Parameters of a network "
+                "that are frozen (requires_grad=False) are none."
+            )
+        objective(run.observed)
+    return run, allowed if isinstance(allowed, AllowedTargets) else None
+
+
+def check_examples(model: Model, task: Task, known: Mapping[str, State], device: torch.device) -> None:
+    """Refuse examples that the model cannot learn from.
+
+    Args:
+        model: The Pyro model.
+        task: The examples.
+        known: The Gaussians so far.
+        device: Where to work.
+
+    Raises:
+        NCLError: If data and model do not fit.
+    """
+    mean: dict[str, Tensor] = {}
+    for state in known.values():
+        mean |= state.block.unpack(state.loc)
+    with of_task(task.name):
+        for batch in task.epoch(256):
+            look(model, to_device(batch, device), task.context, mean)
 
 
 def check_fisher(
@@ -211,7 +248,7 @@ def touched_states(run: ModelRun, known: Mapping[str, State], structure: Structu
             taken = [site for site in block.sites if site in owners]
             if taken:
                 raise ModelError(f"Sites {taken} belong to block '{owners[taken[0]]}'; this task uses them otherwise.")
-            state = prior_state(block, run.latents, structure)
+            state = _prior(block, run, structure)
         elif state.block != block:
             raise ModelError(f"Block '{name}' is {state.block} in the posterior, but this task uses it as {block}.")
         elif isinstance(block, KroneckerBlock) and state.structure is not structure:
@@ -221,6 +258,24 @@ def touched_states(run: ModelRun, known: Mapping[str, State], structure: Structu
             )
         states[name] = state
     return states
+
+
+def _prior(block: Block, run: ModelRun, structure: Structure) -> State:
+    for site in block.sites:
+        normal = base_normal(site, run.latents[site].fn)
+        if not bool(
+            torch.isfinite(normal.loc).all() and torch.isfinite(normal.scale).all() and (normal.scale > 0).all()
+        ):
+            raise PriorError(
+                f"The prior of site '{site}' is not a Normal of finite mean and positive, finite scale: choose another."
+            )
+    try:
+        return prior_state(block, run.latents, structure)
+    except MatrixError as error:
+        raise PriorError(
+            f"The prior scales of {quoted(block.sites)} are too small or too large for their precisions to be held in "
+            "numbers: choose another prior."
+        ) from error
 
 
 def starting_points(

@@ -12,21 +12,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from nclbayes.data.task import Task, own_generators, to_device
+from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import DataError, FileError, ModelError, SettingError
+from nclbayes.errors import FileError, ModelError, SettingError, of_task
 from nclbayes.gaussians import State
-from nclbayes.isolation import as_found, drawing_from
-from nclbayes.posterior.belief import Belief
+from nclbayes.isolation import as_found
+from nclbayes.posterior.arguments import check_posterior, check_predict, check_update, checked_engine
+from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.joining import few_examples, look, touched_states
-from nclbayes.posterior.prediction import predictive, predictive_linearized, predictive_mixture
+from nclbayes.posterior.prediction import predicted
 from nclbayes.posterior.saving import Saved, read_posterior, write_posterior
-from nclbayes.posterior.updating import UpdateReport, device_of, updated
+from nclbayes.posterior.updating import UpdateReport, updated
 from nclbayes.watch.run import Model
-
-# So many samples of the weights are drawn and run at once.
-_CHUNK = 8
 
 
 class OnlinePosterior:
@@ -75,8 +73,9 @@ class OnlinePosterior:
         generator: torch.Generator | None = None,
         example: Task | None = None,
     ) -> None:
+        check_posterior(model, engine, initial, generator, example)
         self.model = model
-        self.engine = _checked(engine)
+        self.engine = engine
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
         # Whoever changes the posterior, or draws from its generator, holds it.
@@ -137,12 +136,13 @@ class OnlinePosterior:
         Returns:
             Losses, time and what was lost.
         """
-        if not isinstance(task, Task):
-            raise SettingError(f"update takes a Task, not a {type(task).__name__}: Task((x, y), name='first').")
+        check_update(task, progress, generator, checkpoint_every, callbacks)
+        if engine is not None:
+            checked_engine(engine)
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise SettingError(
-                f"update('{task.name}') was called while this posterior is learning, as by a callback: what it learnt "
-                "would be lost. Call it when the update is done."
+                f"Task '{task.name}' cannot be learnt in a callback of an update of the same posterior: one of the two "
+                "would be lost. Update another posterior there, or this one afterwards."
             )
         source = self.generator if generator is None else generator
         with self._lock:
@@ -194,48 +194,23 @@ class OnlinePosterior:
             A torch distribution.
 
         Raises:
-            DataError: If an input is an array.
+            DataError: If an input is an array, or the model cannot take the inputs.
             ModelError: If no task has been learnt yet, or the output is not one that can be linearised.
             SettingError: If the method is unknown, or `num_samples` less than 1.
         """
         if not self._belief.outputs:
             raise ModelError("There is nothing to predict from yet: call update(task) first.")
-        if num_samples is not None and num_samples < 1:
-            raise SettingError(f"num_samples must be at least 1, not {num_samples}.")
+        check_predict(inputs, num_samples, method, generator)
         method = method or ("mean" if num_samples is None else "samples")
-        if method not in ("mean", "samples", "linearized"):
-            raise SettingError(f"method is {method!r}; choose 'mean', 'samples' or 'linearized'.")
-        for item in inputs:
-            if not isinstance(item, Tensor) and hasattr(item, "__array__"):
-                raise DataError(f"An input is a {type(item).__name__}: make a tensor of it with torch.as_tensor.")
         if generator is None and method == "mean":
             # At the mean a network's own noise comes from a fixed seed, so that to look changes nothing.
             generator = torch.Generator().manual_seed(0)
         # Draws of the posterior's own generator wait until an update in another thread is done with it.
         with nullcontext() if generator is not None else self._lock:
             source = self.generator if generator is None else generator
-            return as_found(self.model, lambda: self._predicted(inputs, context, method, num_samples, source))
-
-    def _predicted(
-        self,
-        inputs: tuple[Any, ...],
-        context: Mapping[str, Any],
-        method: str,
-        num_samples: int | None,
-        generator: torch.Generator,
-    ) -> Any:
-        belief = self._belief
-        device, outputs = device_of(belief, self.model, None), belief.outputs
-        given = to_device(inputs, device)
-        with torch.no_grad(), drawing_from(generator, device):
-            if method == "mean":
-                return predictive(self.model, given, context, belief.mean(), outputs)
-            if method == "samples":
-                count = num_samples or 32
-                chunks = (belief.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
-                return predictive_mixture(self.model, given, context, chunks, outputs)
-            return predictive_linearized(
-                self.model, given, context, belief.states, outputs, draws=num_samples or 256, generator=generator
+            return as_found(
+                self.model,
+                lambda: predicted(self._belief, self.model, inputs, context, method, num_samples, source),
             )
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -365,9 +340,10 @@ class OnlinePosterior:
 
     def _first_belief(self, example: Task) -> Belief:
         """The priors of the sites that a task shows."""
-        device = device_of(Belief(), self.model, example)
-        run = look(self.model, few_examples(example, device), example.context, {})
-        return Belief(states=touched_states(run, {}, self.engine.structure), outputs=tuple(run.observed))
+        with of_task(example.name):
+            batch = few_examples(example, device_of(Belief(), self.model, example))
+            run, _ = look(self.model, batch, example.context, {})
+            return Belief(states=touched_states(run, {}, self.engine.structure), outputs=tuple(run.observed))
 
     def _check_model(self, path: str | os.PathLike[str]) -> None:
         """Refuse a model whose weights are not those of the posterior, where it says what they are."""
@@ -398,7 +374,7 @@ class OnlinePosterior:
             self._belief if belief is None else belief,
             self.model,
             task,
-            self.engine if engine is None else _checked(engine),
+            self.engine if engine is None else engine,
             initial=self._initial_values() if initial is None else initial,
             generator=self.generator if generator is None else generator,
             **settings,
@@ -409,10 +385,3 @@ class OnlinePosterior:
             return self._initial
         initial_values = getattr(self.model, "initial_values", None)
         return None if initial_values is None else initial_values()
-
-
-def _checked(engine: object) -> Engine:
-    if not isinstance(engine, Engine):
-        kind = f"the class {engine.__name__}" if isinstance(engine, type) else f"a {type(engine).__name__}"
-        raise SettingError(f"engine must be one such as LaplaceNCL(...), not {kind}.")
-    return engine

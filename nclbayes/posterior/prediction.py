@@ -13,14 +13,56 @@ from torch import Tensor
 from torch import distributions as torch_dist
 from torch.func import jacrev, vmap
 
+from nclbayes.data.task import to_device
 from nclbayes.errors import ModelError
 from nclbayes.gaussians import State
+from nclbayes.isolation import drawing_from
+from nclbayes.isolation.failures import running
+from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.watch import SiteRecorder
 from nclbayes.watch.run import Model
 from nclbayes.watch.sites import base_normal
 
+# So many samples of the weights are drawn and run at once.
+_CHUNK = 8
 # Jacobians are computed for so many examples at a time that they hold about so many numbers.
 _JACOBIAN_NUMBERS = 1 << 26
+
+
+def predicted(
+    belief: Belief,
+    model: Model,
+    inputs: Sequence[Any],
+    context: Mapping[str, Any],
+    method: str,
+    num_samples: int | None,
+    generator: torch.Generator,
+) -> Any:
+    """The distribution of the targets of new inputs.
+
+    Args:
+        belief: What is known of the weights.
+        model: The Pyro model.
+        inputs: Its positional arguments, without the observed one.
+        context: Its keyword arguments.
+        method: "mean", "samples" or "linearized".
+        num_samples: How many samples of the weights, or draws of logits.
+        generator: Decides them, and what the network draws itself.
+
+    Returns:
+        A torch distribution.
+    """
+    device, outputs = device_of(belief, model, None), belief.outputs
+    given = to_device(tuple(inputs), device)
+    with torch.no_grad(), drawing_from(generator, device):
+        if method == "mean":
+            return predictive(model, given, context, belief.mean(), outputs)
+        if method == "samples":
+            count = num_samples or 32
+            chunks = (belief.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
+            return predictive_mixture(model, given, context, chunks, outputs)
+        draws = num_samples or 256
+        return predictive_linearized(model, given, context, belief.states, outputs, draws=draws, generator=generator)
 
 
 class _OutputRecorder(SiteRecorder):
@@ -69,6 +111,7 @@ def predictive(
         The site's distribution.
 
     Raises:
+        DataError: If the model cannot take the inputs.
         ModelError: If the model reaches no such site when it is called without the observed argument.
     """
     return _reach(model, inputs, context, values, outputs)[0]
@@ -84,15 +127,15 @@ def _reach(
 ) -> tuple[Any, dict[str, Any]]:
     """The distribution of an output site, and the priors of the weights that had no value (drawn, or at the mean)."""
     recorder = _OutputRecorder(values, outputs, draw)
-    with recorder:
+    with running(inputs), recorder:
         model(*inputs, **context)
     for output in outputs:
         if output in recorder.reached:
             return recorder.reached[output], recorder.untouched
     names = " or ".join(f"'{output}'" for output in outputs)
     raise ModelError(
-        f"The model did not reach its output site {names}. To predict it is called without its last argument: give "
-        "that argument the default None, and let the site be sampled then."
+        f"The model did not reach its output site {names}. To predict it is called with its inputs alone: give its "
+        "last argument the default None, and let the site be sampled then."
     )
 
 
@@ -252,7 +295,7 @@ def predictive_linearized(
     size = sum(value.numel() for value in mean.values())
     chunk = max(1, _JACOBIAN_NUMBERS // (size * centre.shape[-1]))
     dims = (None, *(0 if isinstance(item, Tensor) else None for item in inputs))
-    with pyro.validation_enabled(False):
+    with running(inputs), pyro.validation_enabled(False):
         jacobians = vmap(jacrev(network), in_dims=dims, chunk_size=chunk)(mean, *inputs)
     covariance = torch.zeros_like(centre).unsqueeze(-1) @ torch.zeros_like(centre).unsqueeze(-2)
     for state in states.values():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,8 +15,9 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import ModelError, SettingError
-from nclbayes.posterior.belief import Belief
+from nclbayes.errors import ModelError
+from nclbayes.posterior.arguments import checked_path
+from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.identity import model_probe, update_identity
 from nclbayes.posterior.joining import join
 from nclbayes.watch.run import Model
@@ -88,8 +88,7 @@ def updated(
     Returns:
         The new belief, and what the update did.
     """
-    if checkpoint_every < 1:
-        raise SettingError(f"checkpoint_every must be at least 1, not {checkpoint_every}.")
+    path = None if checkpoint is None else checked_path(checkpoint)
     _refuse_inference_tensors(model)
     device, entry = device_of(belief, model, task), generator.get_state()
     joined = join(
@@ -103,9 +102,9 @@ def updated(
         generator=generator,
     )
     snapshots = None
-    if checkpoint is not None:
+    if path is not None:
         update = update_identity(joined, model, task, engine, entry, belief.memory)
-        snapshots = Checkpoint(Path(checkpoint), checkpoint_every, update, model_probe(joined, model, task, device))
+        snapshots = Checkpoint(path, checkpoint_every, update, model_probe(joined, model, task, device))
     started = time.perf_counter()
     outcome = engine.run(
         Problem(
@@ -123,6 +122,7 @@ def updated(
             callbacks=tuple(callbacks),
             checkpoint=snapshots,
             memory=belief.memory,
+            allowed=joined.allowed,
         )
     )
     _check_outcome(outcome, task.name, engine)
@@ -131,27 +131,6 @@ def updated(
         snapshots.clear()
     report = _report(task, engine, outcome, time.perf_counter() - started)
     return belief.after(task.name, joined.outputs, outcome), report
-
-
-def device_of(belief: Belief, model: Model, task: Task | None) -> torch.device:
-    """Where to compute: where the Gaussians are, else the model, else the task's data.
-
-    Args:
-        belief: The belief.
-        model: The model.
-        task: A task, if there is one.
-
-    Returns:
-        The device.
-    """
-    tensors: Iterable[Tensor] = ()
-    if belief.states:
-        tensors = [state.loc for state in belief.states.values()]
-    elif isinstance(model, torch.nn.Module):
-        tensors = [*model.parameters(), *model.buffers()]
-    elif task is not None and isinstance(task.parts[0].train, tuple):
-        tensors = task.parts[0].train
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _refuse_inference_tensors(model: Model) -> None:

@@ -187,7 +187,7 @@ def pretrain(
     lr: float = 1e-4,
     device: torch.device | str = "cpu",
     path: str | os.PathLike[str] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Pretrained:
     """Train the convolutional layers on CIFAR-10, below two layers of 2,000 ReLU units, by Adam.
 
@@ -201,7 +201,7 @@ def pretrain(
         lr: Adam's learning rate.
         device: Where to train.
         path: Where to save the weights; None: in the cache folder, under a name with epochs, seed and size.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar; by default only on a terminal.
 
     Returns:
         The frozen layers, the test accuracy, and the file.
@@ -226,7 +226,9 @@ def pretrain(
     network = nn.Sequential(extractor, head).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
     steps = max(1, len(train) // batch_size)
-    with tqdm(total=epochs * steps, desc="CIFAR-10 features", unit=" steps", disable=not progress) as bar:
+    # Without a terminal tqdm is silent if it is not told whether to be.
+    disable = None if progress is None else not progress
+    with tqdm(total=epochs * steps, desc="CIFAR-10 features", unit=" steps", disable=disable) as bar:
         for epoch in range(epochs):
             order = torch.randperm(len(train), generator=generator, device="cpu")
             for index in order.split(batch_size)[:steps]:

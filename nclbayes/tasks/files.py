@@ -223,7 +223,7 @@ def _download(dataset: DataSet, urls: Iterable[str], target: Path, sha256: str |
     for url in urls:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            pooch.HTTPDownloader(progressbar=True)(url, str(temporary), None)
+            pooch.HTTPDownloader(progressbar=sys.stderr.isatty())(url, str(temporary), None)
             _compare(temporary, url, sha256, published)
             os.replace(temporary, target)
             return

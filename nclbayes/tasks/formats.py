@@ -172,7 +172,7 @@ def unpack_strokes(source: Path, folder: Path) -> None:
     """
     digits: dict[str, dict[int, Array]] = {"train": {}, "test": {}}
     labels: dict[str, Array] = {}
-    for name, text in tqdm(_texts(source), desc="stroke-mnist", unit=" files"):
+    for name, text in tqdm(_texts(source), desc="stroke-mnist", unit=" files", disable=None):
         if match := _STROKE_FILE.fullmatch(name):
             digits[match[1]][int(match[2])] = _numbers(text, source, name, -128, 127)
         elif match := _LABEL_FILE.fullmatch(name):

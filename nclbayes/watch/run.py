@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nclbayes.errors import DataError, NonFiniteError
 from nclbayes.isolation import Alone
+from nclbayes.isolation.failures import running
 from nclbayes.watch.maps import MapRecorder
 from nclbayes.watch.sites import Latent, Observed, SiteRecorder
 from nclbayes.watch.uses import LinearUse, OtherUse
@@ -70,7 +71,7 @@ def watch(
         The record of the run.
 
     Raises:
-        DataError: If the batch is empty or the model observes nothing.
+        DataError: If the batch is empty, the model cannot take it, or observes nothing.
         NonFiniteError: If the model failed because an activation or a weight is NaN or infinite.
 
     Example:
@@ -91,7 +92,7 @@ def watch(
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [item.detach() if isinstance(item, Tensor) else item for item in batch]
     try:
-        with Alone(), torch.enable_grad(), sites, maps:
+        with Alone(), running(inputs), torch.enable_grad(), sites, maps:
             model(*inputs, **(context or {}))
     except ValueError as error:
         # A distribution refuses NaN without saying which layer it came from: say it.

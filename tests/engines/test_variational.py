@@ -165,8 +165,8 @@ def test_particles_share_the_work_and_the_same_seed_gives_the_same_posterior() -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beta": 0.0}, "beta must lie between"),
-        ({"beta": 1.0}, "beta must lie between"),
+        ({"beta": 0.0}, "beta must be above 0"),
+        ({"beta": 1.0}, "beta must be above 0"),
         ({"particles": 0}, "particles must be"),
         ({"refresh_every": 1.5}, "refresh_every must be"),
         ({"init_scale": -1}, "init_scale must be positive"),

@@ -191,7 +191,7 @@ def test_an_update_of_the_same_posterior_in_a_callback_is_refused_and_of_another
 
     def nested(progress: ncl.engines.Progress) -> None:
         other.update(task("inner", 1), progress=False)
-        with pytest.raises(SettingError, match="while this posterior is learning"):
+        with pytest.raises(SettingError, match="in a callback"):
             posterior.update(task("inner", 1), progress=False)
 
     posterior.update(task("outer", 0), progress=False, callbacks=[nested])

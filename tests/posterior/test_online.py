@@ -345,7 +345,7 @@ def test_the_linearised_prediction_of_a_network_uses_its_jacobian() -> None:
         torch.testing.assert_close(found.covariance_matrix[i].double(), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(SettingError, match="'linearized'"):
         posterior.predict(x, method="best")
-    with pytest.raises(SettingError, match="num_samples must be at least 1, not 0"):
+    with pytest.raises(SettingError, match="num_samples must be a whole number of at least 1, not 0"):
         posterior.predict(x, num_samples=0)
 
 

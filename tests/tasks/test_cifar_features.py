@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from nclbayes.cli import run_command_line
 from nclbayes.errors import FileError, NonFiniteError, SettingError
 from nclbayes.storage import write_file
 from nclbayes.tasks import cifar_features, files
@@ -112,6 +113,14 @@ def test_pretraining_learns_saves_and_repeats(folder: Path) -> None:
     other = pretrain(1, seed=4, batch_size=40, size=80, progress=False)
     assert not torch.equal(other.extractor.layers[0].weight, loaded.layers[0].weight)
     assert other.path == weights_path(1, 4, 80)
+
+
+def test_without_a_terminal_there_is_no_progress_bar(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.write_cifar10(folder, each=4)
+    assert run_command_line(["data", "pretrain-cifar", "--epochs", "1", "--size", "40"]) == 0
+    printed = capsys.readouterr()
+    assert "test accuracy" in printed.out
+    assert printed.err == ""
 
 
 def test_wrong_settings_and_divergence_are_refused(folder: Path) -> None:
