@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from nclbayes.errors import FileError
-from nclbayes.storage import memory_of, read_file, write_file
+from nclbayes.storage import fitted, memory_of, open_sealed, write_file
 
 # To be raised whenever snapshots hold other things, or go on in another way, than before.
 _LAYOUT = 3
@@ -41,24 +43,26 @@ class Checkpoint:
         """
         write_file(self.path, "checkpoint", tensors, {"identity": self.identity, **settings})
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    @contextmanager
+    def load(self) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]] | None]:
         """The last snapshot of this very update, if there is one.
 
-        Returns:
-            Its tensors and settings.
+        Yields:
+            Its tensors and its other settings; what does not fit while they are taken up is an error of the file.
 
         Raises:
             FileError: If the file is of another update, or damaged.
         """
-        if not self.path.exists():
-            return None
-        tensors, settings = read_file(self.path, "checkpoint")
-        if settings["identity"] != self.identity:
-            raise FileError(
-                f"'{self.path}' is a checkpoint of another update: another task, other settings, another posterior, or "
-                "another version of nclbayes. Delete it to start anew, or pass another path."
-            )
-        return tensors, settings
+        if not os.path.lexists(self.path):
+            yield None
+            return
+        with open_sealed(self.path, "checkpoint") as file:
+            if fitted(str, file.settings.pop("identity", None), "identity") != self.identity:
+                raise FileError(
+                    f"'{self.path}' is a checkpoint of another update: another task, other settings, another "
+                    "posterior, or another version of nclbayes. Delete it to start anew, or pass another path."
+                )
+            yield file.read(), file.settings
 
     def clear(self) -> None:
         """Remove the file, once the update is done."""

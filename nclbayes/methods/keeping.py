@@ -13,7 +13,7 @@ from nclbayes.errors import SettingError
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.posterior.updating import UpdateReport
-from nclbayes.storage import under
+from nclbayes.storage import Misfit, under
 
 
 class KeepingLearner(OnlinePosterior):
@@ -29,6 +29,8 @@ class KeepingLearner(OnlinePosterior):
     """
 
     learner_settings: ClassVar[Mapping[str, Any]] = {"keep": 200}
+    # Padding may.
+    _may_hold_nan: ClassVar[tuple[str, ...]] = ("kept/",)
 
     def __init__(self, *args: Any, keep: int = 200, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -53,6 +55,15 @@ class KeepingLearner(OnlinePosterior):
     def kept(self) -> list[Task]:
         """The kept examples of each task, in order."""
         return [examples_from_tensors(under(self.memory, f"kept/{k}/")) for k in range(len(self.tasks))]
+
+    def _check_memory(self) -> None:
+        """What is kept must be the examples of every task."""
+        super()._check_memory()
+        for k in range(len(self.tasks)):
+            try:
+                examples_from_tensors(under(self._belief.memory, f"kept/{k}/"))
+            except Misfit as error:
+                raise Misfit(f"the tensors '/memory/kept/{k}/...': {error}") from error
 
     def _learn(
         self, task: Task, examples: Task, settings: Mapping[str, Any], also: Mapping[str, Tensor] | None = None

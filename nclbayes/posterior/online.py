@@ -21,6 +21,7 @@ from nclbayes.posterior.joining import few_examples, look, touched_states
 from nclbayes.posterior.prediction import predictive, predictive_linearized, predictive_mixture
 from nclbayes.posterior.saving import Saved, read_posterior, write_posterior
 from nclbayes.posterior.updating import UpdateReport, device_of, updated
+from nclbayes.storage import Misfit, fitted, refused
 from nclbayes.watch.run import Model
 
 # So many samples of the weights are drawn and run at once.
@@ -52,6 +53,7 @@ class OnlinePosterior:
 
     learner_settings: ClassVar[Mapping[str, Any]] = {}
     """Further settings of a kind of posterior, with their defaults."""
+    _may_hold_nan: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
@@ -240,9 +242,11 @@ class OnlinePosterior:
         saved = read_posterior(path)
         if saved.kind not in ("", cls.__name__):
             raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
-        learner = {name: value for name, value in saved.learner.items() if name in cls.learner_settings}
-        posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
-        posterior._belief = saved.belief
+        with refused(path, "a posterior of nclbayes"):
+            learner = cls._own_settings(saved.learner)
+            posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
+            posterior._belief = saved.belief
+            posterior._check_memory()
         posterior._check_model(path)
         return posterior
 
@@ -312,6 +316,25 @@ class OnlinePosterior:
             lines.append(f"  {name}: {shape}, {state.kind}")
         lines.append(f"  {sum(s.block.size for s in self._states.values()):,} weights in {len(self._states)} blocks")
         return "\n".join(lines)
+
+    @classmethod
+    def _own_settings(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of this kind of posterior that a file holds."""
+        for name in settings:
+            if name not in cls.learner_settings:
+                raise Misfit(f"{cls.__name__} has no setting '{name}' in this version of nclbayes")
+        found = {k: fitted(type(cls.learner_settings[k]), v, f"learner.{k}") for k, v in settings.items()}
+        try:
+            cls.check_settings(found)
+        except SettingError as error:
+            raise Misfit(str(error).rstrip(".")) from error
+        return found
+
+    def _check_memory(self) -> None:
+        """Refuse what a file may have put there in place of what was kept."""
+        for name, tensor in self._belief.memory.items():
+            if not name.startswith(self._may_hold_nan) and not bool(torch.isfinite(tensor).all()):
+                raise Misfit(f"the tensor '/memory/{name}' has NaN or infinite entries")
 
     def _check_model(self, path: str | os.PathLike[str]) -> None:
         """Refuse a model whose weights are not those of the posterior, where it says what they are."""
