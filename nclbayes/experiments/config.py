@@ -13,7 +13,8 @@ import torch
 from nclbayes.errors import FileError, SettingError
 from nclbayes.experiments.setups import find_setup
 from nclbayes.methods import find_method
-from nclbayes.storage import read_document, write_document
+from nclbayes.posterior.saving import fitted_learner, fitted_settings
+from nclbayes.storage import read_document, refused, write_document
 
 _FORMAT = 1
 
@@ -142,6 +143,8 @@ class RunConfig:
         """
         config: RunConfig = read_document(path, cls, "a configuration of a run", _FORMAT)
         try:
+            with refused(path, "a configuration of a run"):
+                _check_types(config)
             config._check()
         except (SettingError, TypeError, ValueError, ArithmeticError) as error:
             raise FileError(f"'{path}' is not a configuration of a run: {error}") from error
@@ -159,6 +162,14 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"{name} must be at least 1, not {value}.")
+
+
+def _check_types(config: RunConfig) -> None:
+    """Refuse settings of other types than the method's own."""
+    method = find_method(config.method)
+    own = {name: value for name, value in config.settings.items() if name in method.learner.learner_settings}
+    fitted_learner(method.learner, own)
+    fitted_settings(method.engine, {k: v for k, v in config.settings.items() if k not in own}, "settings")
 
 
 def check_device(name: str) -> None:

@@ -19,9 +19,9 @@ from nclbayes.isolation.randomness import drawing_from
 from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.joining import few_examples, look, touched_states
 from nclbayes.posterior.prediction import predictive, predictive_linearized, predictive_mixture
-from nclbayes.posterior.saving import Saved, read_posterior, write_posterior
+from nclbayes.posterior.saving import Saved, fitted_learner, read_posterior, write_posterior
 from nclbayes.posterior.updating import UpdateReport, device_of, updated
-from nclbayes.storage import Misfit, fitted, refused
+from nclbayes.storage import Misfit, refused
 from nclbayes.watch.run import Model
 
 # So many samples of the weights are drawn and run at once.
@@ -243,7 +243,7 @@ class OnlinePosterior:
         if saved.kind not in ("", cls.__name__):
             raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
         with refused(path, "a posterior of nclbayes"):
-            learner = cls._own_settings(saved.learner)
+            learner = fitted_learner(cls, saved.learner)
             posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
             posterior._belief = saved.belief
             posterior._check_memory()
@@ -316,19 +316,6 @@ class OnlinePosterior:
             lines.append(f"  {name}: {shape}, {state.kind}")
         lines.append(f"  {sum(s.block.size for s in self._states.values()):,} weights in {len(self._states)} blocks")
         return "\n".join(lines)
-
-    @classmethod
-    def _own_settings(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of this kind of posterior that a file holds."""
-        for name in settings:
-            if name not in cls.learner_settings:
-                raise Misfit(f"{cls.__name__} has no setting '{name}' in this version of nclbayes")
-        found = {k: fitted(type(cls.learner_settings[k]), v, f"learner.{k}") for k, v in settings.items()}
-        try:
-            cls.check_settings(found)
-        except SettingError as error:
-            raise Misfit(str(error).rstrip(".")) from error
-        return found
 
     def _check_memory(self) -> None:
         """Refuse what a file may have put there in place of what was kept."""

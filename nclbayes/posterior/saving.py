@@ -161,17 +161,56 @@ def engine_from(described: Mapping[str, Any]) -> Engine:
     name = fitted(str, settings.pop("name", None), "engine.name")
     if name not in ENGINES:
         raise Misfit(f"it was written with the engine {name[:60]}, which is not known here: import it first")
-    kinds = _kinds(ENGINES[name])
-    known = {f.name for f in fields(ENGINES[name])} - {"schedule"}
-    for setting, value in settings.items():
-        if setting not in known:
-            raise Misfit(f"the engine {name} has no setting '{setting[:60]}' in this version of nclbayes")
-        # Their ranges are for the engine itself to judge, a boundless one among them.
-        settings[setting] = fitted(kinds.get(setting, Any), value, f"engine.{setting}", finite=False)
     try:
-        return ENGINES[name](**settings)
+        return ENGINES[name](**fitted_settings(ENGINES[name], settings, "engine"))
     except (NCLError, TypeError, ValueError, ArithmeticError) as error:
         raise Misfit(f"the engine {name} refuses its settings ({str(error).rstrip('.')})") from error
+
+
+def fitted_settings(engine: type[Engine], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An engine's settings from a file, each of its own type; their ranges are for the engine to judge.
+
+    Args:
+        engine: The engine's class.
+        settings: By name.
+        where: What an error calls them together.
+
+    Returns:
+        The same.
+
+    Raises:
+        Misfit: If there is no such setting, or it is of another type.
+    """
+    kinds, known = _kinds(engine), {f.name for f in fields(engine)} - {"schedule"}
+    for name in settings:
+        if name not in known:
+            raise Misfit(f"{engine.__name__} has no setting '{name[:60]}' in this version of nclbayes")
+    return {k: fitted(kinds.get(k, Any), value, f"{where}.{k}", finite=False) for k, value in settings.items()}
+
+
+def fitted_learner(learner: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a kind of posterior from a file, each of the type of its default, and in its range.
+
+    Args:
+        learner: The posterior's class.
+        settings: By name.
+
+    Returns:
+        The same.
+
+    Raises:
+        Misfit: If there is no such setting, or it is of another type, or out of range.
+    """
+    defaults = learner.learner_settings
+    for name in settings:
+        if name not in defaults:
+            raise Misfit(f"{learner.__name__} has no setting '{name[:60]}' in this version of nclbayes")
+    found = {k: fitted(type(defaults[k]), value, f"learner.{k}") for k, value in settings.items()}
+    try:
+        learner.check_settings(found)
+    except NCLError as error:
+        raise Misfit(str(error).rstrip(".")) from error
+    return found
 
 
 def _kinds(engine: type[Engine]) -> dict[str, Any]:

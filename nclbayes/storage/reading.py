@@ -34,8 +34,9 @@ def opened(path: str | os.PathLike[str], what: str = "file") -> Iterator[tuple[F
         raise FileError(f"There is no {what} '{target}'.") from None
     except (OSError, ValueError) as error:
         raise FileError(f"Could not read '{target}': {getattr(error, 'strerror', None) or error}.") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise FileError(f"There is no {what} '{target}': that is no regular file.")
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise FileError(f"There is no {what} '{target}': that is no regular file.")
         yield file, status.st_size

@@ -122,7 +122,8 @@ class SealedFile:
             else:
                 digest.update(memory)
             tensors[name] = tensor
-        if (self._content.digest, self._content.checksum) not in ((digest.hexdigest(), 0), ("", checksum)):
+        is_old = self._content.version == 1
+        if (self._content.checksum != checksum) if is_old else (self._content.digest != digest.hexdigest()):
             raise FileError(f"'{self._path}' is damaged: its tensors do not match their checksum.")
         for name, tensor in tensors.items():
             # Any other byte would be neither true nor false.
