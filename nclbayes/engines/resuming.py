@@ -76,7 +76,7 @@ def seek(batches: Batches, place: Mapping[str, Tensor], generator: torch.Generat
     try:
         batches.seek(place)
     except AttributeError as error:
-        if error.name != "set_state":
+        if error.name not in ("generator", "set_state"):
             raise
         raise Misfit("it is of a loader with a generator of its own") from error
     _check_same(place, batches.place(), "batches")
