@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from nclbayes.analysis.record import Record
 from nclbayes.errors import SettingError
+from nclbayes.storage import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -298,18 +299,17 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     files = [target] if target.suffix else [target.with_suffix(".png"), target.with_suffix(".pdf")]
     target.parent.mkdir(parents=True, exist_ok=True)
     for file in files:
-        temporary = file.with_name(file.name + ".part")
-        write_to(figure, temporary, file.suffix[1:].lower())
-        temporary.replace(file)
+        with replacing(file) as stream:
+            write_to(figure, stream, file.suffix[1:].lower())
     return files
 
 
-def write_to(figure: Figure, place: Path | IO[bytes], form: str) -> None:
+def write_to(figure: Figure, place: IO[bytes], form: str) -> None:
     """Write a picture in a given format, without the date: drawn again, it gives the same bytes.
 
     Args:
         figure: The picture.
-        place: A file's path, or an open file.
+        place: An open file.
         form: "png" (200 dots an inch), "pdf", "svg" or another that matplotlib knows.
     """
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)

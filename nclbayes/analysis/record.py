@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nclbayes.analysis.evaluation import Score
-from nclbayes.errors import FileError, SettingError
+from nclbayes.errors import SettingError
+from nclbayes.storage import Misfit, read_document, refused, write_document, write_text
 
 _FORMAT = 1
 
@@ -164,11 +164,8 @@ class Record:
             lines.append([name, *("" if math.isnan(value) else f"{value:.6g}" for value in row)])
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows(lines)
-        try:
-            _replace(target, json.dumps({"format": _FORMAT, **asdict(self)}, indent=1))
-            _replace(target.with_suffix(".csv"), table.getvalue())
-        except OSError as error:
-            raise FileError(f"Could not write '{target}': {error.strerror}.") from None
+        write_document(target, asdict(self), _FORMAT)
+        write_text(target.with_suffix(".csv"), table.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Record:
@@ -181,30 +178,26 @@ class Record:
             The record.
 
         Raises:
-            FileError: If it is no record, or one of a newer format.
+            FileError: If it is no record, a damaged one, or one of a newer format.
         """
-        try:
-            content = json.loads(Path(path).read_text())
-            version = content.pop("format")
-            if version > _FORMAT:
-                raise FileError(f"'{path}' was written by a newer nclbayes (format {version}): upgrade to read it.")
-            content["scores"] = [[Score(**score) for score in row] for row in content["scores"]]
-            return cls(**content)
-        except FileNotFoundError:
-            raise FileError(f"There is no record '{path}'.") from None
-        except OSError as error:
-            raise FileError(f"Could not read '{path}': {error.strerror}.") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"'{path}' is not a record of nclbayes: {error}") from error
+        record: Record = read_document(path, cls, "a record of nclbayes", _FORMAT, finite=False)
+        with refused(path, "a record of nclbayes"):
+            record._check()
+        return record
+
+    def _check(self) -> None:
+        """Refuse what no run can have left."""
+        count, learnt = len(self.tasks), len(self.scores)
+        if learnt > count or len(self.baseline) > count:
+            raise Misfit(f"it has {learnt} rows of scores and {len(self.baseline)} baselines for {count} tasks")
+        if len(self.losses) != learnt or len(self.seconds) != learnt:
+            raise Misfit(f"it has losses of {len(self.losses)} tasks and seconds of {len(self.seconds)}, not {learnt}")
+        for i, row in enumerate(self.scores):
+            if not i < len(row) <= count:
+                raise Misfit(f"scores[{i}] has {len(row)} scores, not {i + 1} to {count}")
 
     def _average(self, what: str) -> float:
         if not self.scores:
             return math.nan
         last = self.matrix(what)[-1][: len(self.scores)]
         return sum(last) / len(last)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text)
-    temporary.replace(path)

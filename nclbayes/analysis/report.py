@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from nclbayes.analysis import measures, plots
 from nclbayes.analysis.names import plain
 from nclbayes.analysis.record import Record
+from nclbayes.storage import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,9 +119,7 @@ def write_report(path: str | os.PathLike[str], title: str, runs: Runs, facts: Ma
     )
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(target.name + ".part")
-    temporary.write_text(page + "\n".join(parts) + "\n</body>\n</html>\n", encoding="utf-8")
-    temporary.replace(target)
+    write_text(target, page + "\n".join(parts) + "\n</body>\n</html>\n")
     return target
 
 

@@ -110,6 +110,8 @@ def write_page(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) 
         facts[label] = ", ".join(f"{name} = {value}" for name, value in pairs[0][0].items())
     folder = out / "plots"
     try:
+        if folder.is_symlink():
+            raise FileError(f"'{folder}' is a link, and pictures are not written through it: remove it.")
         folder.mkdir(exist_ok=True)
         first = next(iter(runs.values()))[0]
         if len(runs) > 1:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import FileError
-from nclbayes.storage import memory_of, read_file, under, write_file
+from nclbayes.storage import fitted, memory_of, open_sealed, under, write_file
 
 # To be raised whenever snapshots hold other things, or go on in another way, than before.
 _LAYOUT = 4
@@ -47,31 +49,35 @@ class Checkpoint:
         probe = {f"probe.{name}": tensor for name, tensor in self.probe.items()}
         write_file(self.path, "checkpoint", {**tensors, **probe}, {"identity": self.identity, **settings})
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    @contextmanager
+    def load(self) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]] | None]:
         """The last snapshot of this very update, if there is one.
 
-        Returns:
-            Its tensors and settings.
+        Yields:
+            Its tensors and its other settings; what does not fit while they are taken up is an error of the file.
 
         Raises:
             FileError: If the file is of another update, or damaged.
         """
-        if not self.path.exists():
-            return None
-        tensors, settings = read_file(self.path, "checkpoint")
-        if settings["identity"] != self.identity:
-            raise FileError(
-                f"'{self.path}' is a checkpoint of another update: another task, other settings, another posterior, or "
-                "another version of nclbayes. Delete it to start anew, or pass another path."
-            )
-        probe = under(tensors, "probe.")
-        if probe.keys() != self.probe.keys() or not all(_agree(probe[name], self.probe[name]) for name in probe):
-            raise FileError(
-                f"'{self.path}' is a checkpoint of an update of another model: this one computes something else for "
-                "the same examples. Bring its frozen weights, its likelihood and its layers back to what they were, or "
-                "delete the file to start anew."
-            )
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith("probe.")}, settings
+        if not os.path.lexists(self.path):
+            yield None
+            return
+        with open_sealed(self.path, "checkpoint") as file:
+            if fitted(str, file.settings.pop("identity", None), "identity") != self.identity:
+                raise FileError(
+                    f"'{self.path}' is a checkpoint of another update: another task, other settings, another "
+                    "posterior, or another version of nclbayes. Delete it to start anew, or pass another path."
+                )
+            tensors = file.read()
+            probe = under(tensors, "probe.")
+            if probe.keys() != self.probe.keys() or not all(_agree(probe[name], self.probe[name]) for name in probe):
+                raise FileError(
+                    f"'{self.path}' is a checkpoint of an update of another model: this one computes something else "
+                    "for the same examples. Bring its frozen weights, its likelihood and its layers back to what they "
+                    "were, or delete the file to start anew."
+                )
+            rest = {name: tensor for name, tensor in tensors.items() if not name.startswith("probe.")}
+            yield rest, file.settings
 
     def clear(self) -> None:
         """Remove the file, once the update is done."""
@@ -79,7 +85,7 @@ class Checkpoint:
 
 
 def _agree(first: Tensor, second: Tensor) -> bool:
-    if first.shape != second.shape:
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
     largest = torch.maximum(first.abs(), second.abs()).max() if first.numel() else 0.0
     return bool(torch.allclose(first, second, rtol=0.0, atol=float(_ROUNDING * largest), equal_nan=True))

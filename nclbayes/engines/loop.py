@@ -15,10 +15,12 @@ import torch
 from nclbayes.data.task import Batches, to_device
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.progress import ProgressBar
+from nclbayes.engines.resuming import seek, take_up
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import MatrixError, NonFiniteError, SettingError, of_task
 from nclbayes.isolation.randomness import drawing_from
-from nclbayes.storage import under
+from nclbayes.storage import Misfit, fitted, under
+from nclbayes.storage.generators import set_state
 
 if TYPE_CHECKING:
     from nclbayes.engines.base import Problem
@@ -114,7 +116,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     ahead = generator.clone_state()
     noise = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, (), generator=ahead, device=ahead.device)))
     if checkpoint is not None:
-        place = _resume(checkpoint, stepper, batches, generator, noise)
+        place = _resume(checkpoint, stepper, batches, generator, noise, total)
     show = sys.stderr.isatty() if problem.progress is None else problem.progress
     earlier, started = place.seconds, time.perf_counter()
     # On a CPU, let numbers below 1e-38 be zero: dead units breed them, and each costs a hundred ordinary products. The
@@ -183,6 +185,20 @@ class _Place:
         if not math.isfinite(self.best) or self.running < self.best - _BETTER * abs(self.best):
             self.best, self.best_step = self.running, step
 
+    def check(self, total: int) -> None:
+        """Refuse a place where no loop of so many steps is."""
+        if not (1 <= self.step < total and len(self.losses) == self.step and 1 <= self.best_step <= self.step):
+            raise Misfit(f"place is step {self.step} of {total}, with {len(self.losses)} losses")
+        if self.seconds < 0:
+            raise Misfit(f"place.seconds is {self.seconds}")
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """The schema of a snapshot's settings."""
+
+    place: _Place
+
 
 def _snapshot(
     checkpoint: Checkpoint,
@@ -192,24 +208,41 @@ def _snapshot(
     generator: torch.Generator,
     noise: torch.Generator,
 ) -> None:
-    tensors = {f"stepper.{name}": tensor for name, tensor in stepper.tensors().items()}
+    held = stepper.tensors()
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in held.values()):
+        return  # The next step will say what went wrong; a snapshot of it would help nobody.
+    tensors = {f"stepper.{name}": tensor for name, tensor in held.items()}
     tensors |= {f"batches.{name}": tensor for name, tensor in batches.place().items()}
     states = {"generator": generator.get_state(), "noise": noise.get_state()}
     checkpoint.save(tensors | states, {"place": asdict(place)})
 
 
 def _resume(
-    checkpoint: Checkpoint, stepper: Stepper, batches: Batches, generator: torch.Generator, noise: torch.Generator
+    checkpoint: Checkpoint,
+    stepper: Stepper,
+    batches: Batches,
+    generator: torch.Generator,
+    noise: torch.Generator,
+    total: int,
 ) -> _Place:
-    found = checkpoint.load()
-    if found is None:
-        return _Place()
-    tensors, settings = found
-    stepper.restore(under(tensors, "stepper."))
-    batches.seek(under(tensors, "batches."))
-    generator.set_state(tensors["generator"])
-    noise.set_state(tensors["noise"])
-    return _Place(**settings["place"])
+    """Go back to the last snapshot, if there is one that can be of this loop."""
+    with checkpoint.load() as found:
+        if found is None:
+            return _Place()
+        tensors, settings = found
+        place: _Place = fitted(_Snapshot, settings).place
+        place.check(total)
+        for name in ("generator", "noise"):
+            if name not in tensors:
+                raise Misfit(f"the tensor '{name}' is missing")
+        held, at = under(tensors, "stepper."), under(tensors, "batches.")
+        if len(tensors) != len(held) + len(at) + 2:
+            raise Misfit("it has tensors that belong to nothing in it")
+        take_up(stepper, held)
+        seek(batches, at, generator, place.step)
+        set_state(generator, tensors["generator"], "generator")
+        set_state(noise, tensors["noise"], "noise")
+        return place
 
 
 def _guarded_step(

@@ -14,10 +14,11 @@ from nclbayes.engines.loop import run_loop
 from nclbayes.engines.steps import BlockSteps, take_step
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State
+from nclbayes.gaussians.checking import check_forms, check_parts
 from nclbayes.gaussians.gradients import Gradient
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.kronecker import SumRule
-from nclbayes.storage import under
+from nclbayes.storage import Form, Misfit, under
 from nclbayes.watch import watch
 
 # Growing weights are brought back to 1 when they pass this.
@@ -150,11 +151,16 @@ class VariationalStepper:
         """
         weight, taken = tensors["weight"]
         self._weight, self._taken = float(weight), int(taken)
+        if not (self._weight >= 1 and self._taken >= 1 and bool(tensors["fisher.examples"] > 0)):
+            raise Misfit("the tensors 'stepper.weight' and 'stepper.fisher.examples' are of no average")
         for steps in self._blocks:
             name, device = steps.name, steps.theta.device
             parts = under(tensors, f"block.{name}.")
             steps.restore(parts)
             sampler = {part: tensor.to(device) for part, tensor in under(parts, "sampler.").items()}
+            forms = {part: Form(tensor.dtype, tuple(tensor.shape)) for part, tensor in sampler.items()}
+            check_forms(name, forms, steps.state.structure, steps.state.block.shape)
+            check_parts(name, sampler)
             self._draw_from(name, steps.state.with_tensors(sampler))
         self._fisher.restore(
             under(tensors, "fisher."),

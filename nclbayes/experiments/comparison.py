@@ -189,7 +189,8 @@ def _run_in_processes(
                     continue
                 arguments = ["run", "--config", str(folder / "config.json"), "--out", str(folder), "--quiet"]
                 command = [sys.executable, "-m", "nclbayes", *arguments]
-                with (folder / "log.txt").open("w") as log:
+                (folder / "log.txt").unlink(missing_ok=True)
+                with (folder / "log.txt").open("x") as log:
                     running[subprocess.Popen(command, stdout=log, stderr=log, env=environment)] = (config, folder)
             time.sleep(0.1)
             for process in [p for p in running if p.poll() is not None]:

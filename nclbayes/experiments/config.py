@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,8 @@ import torch
 from nclbayes.errors import FileError, SettingError
 from nclbayes.experiments.setups import find_setup
 from nclbayes.methods import find_method
+from nclbayes.posterior.saving import fitted_learner, fitted_settings
+from nclbayes.storage import read_document, refused, write_document
 
 _FORMAT = 1
 
@@ -110,24 +111,22 @@ class RunConfig:
         if setup.endless and rest.get("size") is None:
             rest["size"] = merged["steps"] * merged["batch_size"]
         scale = setup.prior_scale(method, scenario) if prior_scale is None else prior_scale
-        if not 0 < scale < math.inf:
-            raise SettingError(f"prior_scale must be a positive number, not {scale}.")
-        if not 0 <= seed < 2**63:
-            raise SettingError(f"The seed must lie from 0 to 2^63 - 1, not at {seed}.")
-        for name in ("size", "tasks", "num_samples", "units"):
-            if rest.get(name) is not None and rest[name] < 1:
-                raise SettingError(f"{name} must be at least 1, not {rest[name]}.")
         if setup.features is not None:
             rest["features"] = setup.features()
-        return cls(setup.name, method, scenario, seed, scale, merged, **rest)
+        config = cls(setup.name, method, scenario, seed, scale, merged, **rest)
+        config._check()
+        return config
 
     def save(self, path: Path) -> None:
         """Write the configuration.
 
         Args:
             path: The file.
+
+        Raises:
+            FileError: If it cannot be written.
         """
-        path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n")
+        write_document(path, asdict(self), _FORMAT)
 
     @classmethod
     def load(cls, path: Path) -> RunConfig:
@@ -142,15 +141,35 @@ class RunConfig:
         Raises:
             FileError: If it is not one.
         """
+        config: RunConfig = read_document(path, cls, "a configuration of a run", _FORMAT)
         try:
-            content = json.loads(path.read_text())
-            if content.pop("format") > _FORMAT:
-                raise FileError(f"'{path}' was written by a newer nclbayes: upgrade to read it.")
-            return cls(**content)
-        except OSError as error:
-            raise FileError(f"Could not read '{path}': {error.strerror}.") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            with refused(path, "a configuration of a run"):
+                _check_types(config)
+            config._check()
+        except (SettingError, TypeError, ValueError, ArithmeticError) as error:
             raise FileError(f"'{path}' is not a configuration of a run: {error}") from error
+        return config
+
+    def _check(self) -> None:
+        """Refuse a set, a method, or a value that is none."""
+        find_setup(self.set).scenario(self.scenario or None)
+        find_method(self.method).checked(self.settings)
+        if not 0 < self.prior_scale < math.inf:
+            raise SettingError(f"prior_scale must be a positive number, not {self.prior_scale}.")
+        if not 0 <= self.seed < 2**63:
+            raise SettingError(f"The seed must lie from 0 to 2^63 - 1, not at {self.seed}.")
+        for name in ("size", "tasks", "num_samples", "units"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name} must be at least 1, not {value}.")
+
+
+def _check_types(config: RunConfig) -> None:
+    """Refuse settings of other types than the method's own."""
+    method = find_method(config.method)
+    own = {name: value for name, value in config.settings.items() if name in method.learner.learner_settings}
+    fitted_learner(method.learner, own)
+    fitted_settings(method.engine, {k: v for k, v in config.settings.items() if k not in own}, "settings")
 
 
 def check_device(name: str) -> None:

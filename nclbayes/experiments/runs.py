@@ -235,6 +235,8 @@ def _begin(
     record = Record(names, about=asdict(config))
     if (out / "record.json").exists():
         record = Record.load(out / "record.json")
+        if record.tasks != names:
+            raise FileError(f"'{out / 'record.json'}' is of other tasks: remove the folder to start anew.")
     if not (out / "posterior.ncl").exists():
         if record.scores:
             raise FileError(f"'{out}' has a record and no posterior.ncl: remove the folder to start anew.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,14 @@ from nclbayes.experiments.runs import run
 from nclbayes.experiments.search import HELD_OUT, Search
 from nclbayes.experiments.setups import find_setup
 from nclbayes.interrupts import deferred, kept_from_children
+from nclbayes.storage import fitted, parsed, read_document, refused, write_document, write_text
+from nclbayes.storage.reading import opened
 
 if TYPE_CHECKING:
     import optuna
+
+# In bytes.
+_LARGEST_SEARCH = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Tuned:
         Args:
             path: The file.
         """
-        path.write_text(json.dumps({"format": 1, **asdict(self)}, indent=1) + "\n")
+        write_document(path, asdict(self), 1)
 
     @classmethod
     def load(cls, path: Path) -> Tuned:
@@ -70,14 +76,7 @@ class Tuned:
             FileError: If it is not one.
         """
         path = path / "tuned.json" if path.is_dir() else path
-        try:
-            content = json.loads(path.read_text())
-            content.pop("format")
-            return cls(**content)
-        except OSError as error:
-            raise FileError(f"Could not read '{path}': {error.strerror}.") from None
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise FileError(f"'{path}' is not the result of a search.") from None
+        return read_document(path, cls, "the result of a search", 1)
 
     def fits(self, set: str, method: str, scenario: str | None) -> bool:
         """Whether it was found for this task set, method and scenario."""
@@ -241,8 +240,12 @@ def _study(optuna: Any, out: Path) -> optuna.Study:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    storage = JournalStorage(JournalFileBackend(str(out / "trials.log")))
-    study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
+    try:
+        storage = JournalStorage(JournalFileBackend(str(out / "trials.log")))
+        study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
+    except Exception as error:
+        # Optuna reads its journal line by line, and says nothing of its own of what it finds there.
+        raise FileError(f"'{out / 'trials.log'}' is damaged, or cannot be written: {error}.") from error
     # Another stream each time that a search goes on: the same one would propose the same values again.
     study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)))
     return study
@@ -250,14 +253,13 @@ def _study(optuna: Any, out: Path) -> optuna.Study:
 
 def _claim(path: Path, search: Search) -> None:
     text = json.dumps(asdict(search), indent=1) + "\n"
-    try:
-        if not path.exists():
-            path.write_text(text)
-        is_other = path.read_text() != text
-    except OSError as error:
-        raise FileError(f"Could not write to '{path.parent}': {error.strerror}.") from None
-    if is_other:
-        raise FileError(f"'{path.parent}' holds another search: choose another folder, or remove that one.")
+    if not os.path.lexists(path):
+        write_text(path, text)
+    with opened(path, "search") as (file, _), refused(path, "a search"):
+        found = file.read(len(text.encode()) + 1)
+        if found != text.encode():
+            fitted(Search, parsed(found + file.read(_LARGEST_SEARCH)))
+            raise FileError(f"'{path.parent}' holds another search: choose another folder, or remove that one.")
 
 
 def _optuna() -> Any:

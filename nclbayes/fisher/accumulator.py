@@ -196,7 +196,8 @@ class FisherAccumulator:
                 self._sums[name].restore(summed)
             elif f"diagonal.{name}" in tensors:
                 self.blocks[name] = block
-                self._squares.squares[name] = tensors[f"diagonal.{name}"].to(like[name].device)
+                squares = torch.zeros(block.shape, dtype=torch.float64, device=like[name].device)
+                self._squares.squares[name] = squares.copy_(tensors[f"diagonal.{name}"])
 
     def _add(self, run: ModelRun, batch: Batch, weight: float) -> None:
         blocks, is_new = self._meet(run)

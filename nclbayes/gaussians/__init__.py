@@ -2,7 +2,8 @@
 
 from nclbayes.gaussians.diagonal import DiagonalState
 from nclbayes.gaussians.kronecker import KroneckerState
-from nclbayes.gaussians.making import prior_state, state_from
+from nclbayes.gaussians.making import prior_state
+from nclbayes.gaussians.saved import SavedState
 from nclbayes.gaussians.state import State, Structure
 
-__all__ = ["DiagonalState", "KroneckerState", "State", "Structure", "prior_state", "state_from"]
+__all__ = ["DiagonalState", "KroneckerState", "SavedState", "State", "Structure", "prior_state"]

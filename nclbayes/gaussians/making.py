@@ -1,14 +1,11 @@
-"""Where Gaussians come from: a block's prior, or a file."""
+"""Where Gaussians come from: a block's prior."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
+from nclbayes.blocks import Block, DiagonalBlock
 from nclbayes.gaussians.diagonal import DiagonalState
 from nclbayes.gaussians.kronecker import KroneckerState
 from nclbayes.gaussians.state import State, Structure
@@ -39,21 +36,3 @@ def prior_state(block: Block, latents: dict[str, Latent], structure: Structure =
 def _copied(loc: Tensor) -> Tensor:
     """A copy in the layout that it has when read from a file: products of another may round otherwise."""
     return loc.clone(memory_format=torch.contiguous_format)
-
-
-def state_from(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
-    """A state from its saved parts.
-
-    Args:
-        settings: From :meth:`State.settings`.
-        tensors: From :meth:`State.tensors`.
-
-    Returns:
-        The state.
-    """
-    layout: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in settings["block"].items()}
-    rest = {part: tensor for part, tensor in tensors.items() if part != "loc"}
-    if settings["kind"] == "diagonal":
-        block: Block = KroneckerBlock(**layout) if "weight" in layout else DiagonalBlock(**layout)
-        return DiagonalState(block, tensors["loc"], rest["precision"], settings["log_scale"])
-    return KroneckerState(KroneckerBlock(**layout), tensors["loc"], KroneckerPrecision(**rest), settings["log_scale"])

@@ -11,12 +11,13 @@ from torch import Tensor
 from nclbayes.data.mixture import TaskMixture
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
-from nclbayes.methods.examples import split_examples
+from nclbayes.methods.examples import split_examples, text_of
 from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.posterior.belief import Belief
 from nclbayes.posterior.saving import describe, engine_from
 from nclbayes.posterior.updating import UpdateReport
+from nclbayes.storage import Misfit, fitted, parsed
 
 # Where in memory the engine of the last update is, if it was not the posterior's own.
 _ENGINE = "coreset/engine"
@@ -85,6 +86,14 @@ class CoresetLearner(KeepingLearner):
         refined.update(TaskMixture(self.kept, name="coreset"), progress=False)
         return refined
 
+    def _check_memory(self) -> None:
+        """Take up the engine of the last update, too."""
+        super()._check_memory()
+        try:
+            self._last = self.tasks, _from_tensor(self._belief.memory.get(_ENGINE))
+        except Misfit as error:
+            raise Misfit(f"the tensor '/memory/{_ENGINE}': {error}") from error
+
 
 def _to_tensor(engine: Engine | None) -> Tensor:
     """The engine of an update as bytes, for a file; nothing if it was the posterior's own."""
@@ -94,6 +103,6 @@ def _to_tensor(engine: Engine | None) -> Tensor:
 
 def _from_tensor(text: Tensor | None) -> Engine | None:
     """What :func:`_to_tensor` made a tensor of."""
-    if text is None or not len(text):
+    if text is None or not text.numel():
         return None
-    return engine_from(json.loads(bytes(text.tolist()).decode()), "The last update of the coreset learner")
+    return engine_from(fitted(dict[str, Any], parsed(text_of(text)), "engine"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +13,19 @@ from torch.utils.data import DataLoader, Subset
 
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators
-from nclbayes.errors import DataError, of_task
+from nclbayes.errors import DataError, NCLError, of_task
 from nclbayes.isolation.failures import first_line
 from nclbayes.isolation.randomness import drawing_from, restored
+from nclbayes.storage import Misfit, fitted, parsed
+
+
+@dataclass(frozen=True)
+class _About:
+    """What is kept of a task besides its data."""
+
+    name: str
+    size: int
+    context: dict[str, Any]
 
 
 def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:
@@ -103,6 +114,32 @@ def examples_from_tensors(tensors: Mapping[str, Tensor]) -> Task:
 
     Returns:
         The task.
+
+    Raises:
+        Misfit: If they are not such tensors.
     """
-    about: dict[str, Any] = json.loads(bytes(tensors["about"].tolist()).decode())
-    return Task(tuple(tensors[str(i)] for i in range(len(tensors) - 1)), **about)
+    about: _About = fitted(_About, parsed(text_of(tensors.get("about"))), "about")
+    names = [str(i) for i in range(len(tensors) - 1)]
+    if not names or set(tensors) != {"about", *names}:
+        raise Misfit(f"kept examples are tensors of the names {', '.join(sorted(tensors))}")
+    try:
+        return Task(tuple(tensors[name] for name in names), name=about.name, size=about.size, context=about.context)
+    except NCLError as error:
+        raise Misfit(f"kept examples are no task ({str(error).rstrip('.')})") from error
+
+
+def text_of(tensor: Tensor | None) -> bytes:
+    """Text that is kept as a tensor of bytes.
+
+    Args:
+        tensor: The tensor, if there is one.
+
+    Returns:
+        The text.
+
+    Raises:
+        Misfit: If it is none.
+    """
+    if tensor is None or tensor.dtype is not torch.uint8 or tensor.ndim != 1:
+        raise Misfit("what is kept as text is no tensor of bytes")
+    return bytes(tensor.tolist())

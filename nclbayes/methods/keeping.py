@@ -15,7 +15,7 @@ from nclbayes.posterior import OnlinePosterior
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.joining import check_examples
 from nclbayes.posterior.updating import UpdateReport
-from nclbayes.storage import under
+from nclbayes.storage import Misfit, under
 
 
 class KeepingLearner(OnlinePosterior):
@@ -31,6 +31,8 @@ class KeepingLearner(OnlinePosterior):
     """
 
     learner_settings: ClassVar[Mapping[str, Any]] = {"keep": 200}
+    # Padding may.
+    _may_hold_nan: ClassVar[tuple[str, ...]] = ("kept/",)
 
     def __init__(self, *args: Any, keep: int = 200, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -52,6 +54,15 @@ class KeepingLearner(OnlinePosterior):
     def kept(self) -> list[Task]:
         """The kept examples of each task, in order."""
         return [examples_from_tensors(under(self.memory, f"kept/{k}/")) for k in range(len(self.tasks))]
+
+    def _check_memory(self) -> None:
+        """What is kept must be the examples of every task."""
+        super()._check_memory()
+        for k in range(len(self.tasks)):
+            try:
+                examples_from_tensors(under(self._belief.memory, f"kept/{k}/"))
+            except Misfit as error:
+                raise Misfit(f"the tensors '/memory/kept/{k}/...': {error}") from error
 
     def _learn(
         self, task: Task, examples: Task, settings: Mapping[str, Any], also: Mapping[str, Tensor] | None = None

@@ -154,11 +154,15 @@ class MeanFieldStepper:
         for kind, parameters in (("mu", self._mu), ("log_sigma", self._log_sigma)):
             for name, parameter in parameters.items():
                 parameter.data.copy_(tensors[f"{kind}/{name}"])
-                parts = ("step", "exp_avg", "exp_avg_sq")
-                self._adam.state[parameter] = {
-                    part: tensors[f"{kind}/{name}/{part}"].to("cpu" if part == "step" else parameter.device)
-                    for part in parts
+                taken = torch.zeros((), dtype=torch.float32, device="cpu")
+                held = {
+                    "step": taken,
+                    "exp_avg": torch.zeros_like(parameter.data),
+                    "exp_avg_sq": torch.zeros_like(parameter.data),
                 }
+                for part, tensor in held.items():
+                    tensor.copy_(tensors[f"{kind}/{name}/{part}"])
+                self._adam.state[parameter] = held
 
     def _start_from_the_kl(self, weight: float) -> None:
         """Gradients of KL(q || q_{k-1}): Lambda (mu - mu_0) and Lambda sigma^2 - 1, times a weight."""

@@ -22,8 +22,9 @@ from nclbayes.posterior.arguments import check_posterior, check_predict, check_u
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.joining import few_examples, look, touched_states
 from nclbayes.posterior.prediction import predicted
-from nclbayes.posterior.saving import Saved, read_posterior, write_posterior
+from nclbayes.posterior.saving import Saved, fitted_learner, read_posterior, write_posterior
 from nclbayes.posterior.updating import UpdateReport, updated
+from nclbayes.storage import Misfit, refused
 from nclbayes.watch.run import Model
 
 
@@ -52,6 +53,7 @@ class OnlinePosterior:
 
     learner_settings: ClassVar[Mapping[str, Any]] = {}
     """Further settings of a kind of posterior, with their defaults."""
+    _may_hold_nan: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
@@ -254,9 +256,11 @@ class OnlinePosterior:
         saved = as_found(None, lambda: read_posterior(path))
         if saved.kind not in ("", cls.__name__):
             raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
-        learner = {name: value for name, value in saved.learner.items() if name in cls.learner_settings}
-        posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
-        posterior._belief = saved.belief
+        with refused(path, "a posterior of nclbayes"):
+            learner = fitted_learner(cls, saved.learner)
+            posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
+            posterior._belief = saved.belief
+            posterior._check_memory()
         posterior._check_model(path)
         return posterior
 
@@ -344,6 +348,12 @@ class OnlinePosterior:
             batch = few_examples(example, device_of(Belief(), self.model, example))
             run, _ = look(self.model, batch, example.context, {})
             return Belief(states=touched_states(run, {}, self.engine.structure), outputs=tuple(run.observed))
+
+    def _check_memory(self) -> None:
+        """Refuse what a file may have put there in place of what was kept."""
+        for name, tensor in self._belief.memory.items():
+            if not name.startswith(self._may_hold_nan) and not bool(torch.isfinite(tensor).all()):
+                raise Misfit(f"the tensor '/memory/{name}' has NaN or infinite entries")
 
     def _check_model(self, path: str | os.PathLike[str]) -> None:
         """Refuse a model whose weights are not those of the posterior, where it says what they are."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
 from nclbayes.engines.base import ENGINES, Engine
-from nclbayes.errors import FileError
-from nclbayes.gaussians import state_from
+from nclbayes.errors import NCLError
+from nclbayes.gaussians import SavedState
 from nclbayes.posterior.belief import Belief
-from nclbayes.storage import read_file, write_file
+from nclbayes.storage import Form, Misfit, fitted, open_sealed, write_file
+from nclbayes.storage.generators import set_state
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,24 @@ class Saved:
     generator: torch.Generator
     initial: Mapping[str, Tensor] | None = None
     learner: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The schema of a posterior's settings; what has a default was not there from the beginning."""
+
+    blocks: dict[str, SavedState]
+    trained: list[str]
+    tasks: tuple[str, ...]
+    outputs: tuple[str, ...]
+    log_evidence: float | None
+    engine: dict[str, Any]
+    memory: list[str] = field(default_factory=list)
+    initial: list[str] | None = None
+    generator: str = "cpu"
+    scheduled: bool = False
+    learner: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
 
 
@@ -71,7 +90,7 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
 
 
 def read_posterior(path: str | os.PathLike[str]) -> Saved:
-    """Read what :func:`write_posterior` wrote.
+    """Read what :func:`write_posterior` wrote, and believe nothing of it that has not been checked.
 
     Args:
         path: Where from.
@@ -80,32 +99,38 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         The same, on the CPU.
 
     Raises:
-        FileError: If the file is damaged or foreign, or of an engine that is not known.
+        FileError: If the file is damaged or foreign, holds what no posterior can be, or is of an engine that is not
+            known.
     """
-    tensors, settings = read_file(path, "posterior")
-    engine = engine_from(settings["engine"], f"'{path}'")
-    if settings.get("scheduled"):
+    with open_sealed(path, "posterior") as file:
+        settings: _Settings = fitted(_Settings, file.settings)
+        _check_names(settings, file.forms)
+        engine = engine_from(settings.engine)
+        tensors = file.read()
+        states = {
+            name: block.state({part: tensors[f"{name}/{part}"] for part in block.tensors})
+            for name, block in settings.blocks.items()
+        }
+        initial = None
+        if settings.initial is not None:
+            initial = {site: tensors[f"/initial/{site}"] for site in settings.initial}
+            _check_initial(initial, settings.blocks)
+        generator = _generator(settings.generator, tensors["generator"], path)
+    if settings.scheduled:
         warnings.warn(
             f"The engine of '{path}' had a schedule of its learning rate, a function, which a file cannot hold: set it "
             "again, as in posterior.engine = dataclasses.replace(posterior.engine, schedule=...).",
             stacklevel=3,
         )
-    states = {}
-    for name, block in settings["blocks"].items():
-        states[name] = state_from(block, {part: tensors.pop(f"{name}/{part}") for part in block["tensors"]})
     belief = Belief(
         states=states,
-        trained=frozenset(settings["trained"]),
-        tasks=tuple(settings["tasks"]),
-        outputs=tuple(settings["outputs"]),
-        log_evidence=settings["log_evidence"],
-        memory={name: tensors.pop(f"/memory/{name}") for name in settings.get("memory", ())},
+        trained=frozenset(settings.trained),
+        tasks=settings.tasks,
+        outputs=settings.outputs,
+        log_evidence=settings.log_evidence,
+        memory={name: tensors[f"/memory/{name}"] for name in settings.memory},
     )
-    sites = settings.get("initial")
-    initial = None if sites is None else {site: tensors.pop(f"/initial/{site}") for site in sites}
-    generator = _generator(settings.get("generator", "cpu"), tensors["generator"], path)
-    learner, kind = settings.get("learner", {}), settings.get("kind", "")
-    return Saved(belief, engine, generator, initial, learner, kind)
+    return Saved(belief, engine, generator, initial, settings.learner, settings.kind)
 
 
 def describe(engine: Engine) -> dict[str, Any]:
@@ -120,28 +145,116 @@ def describe(engine: Engine) -> dict[str, Any]:
     return {"name": type(engine).__name__, **engine.to_dict()}
 
 
-def engine_from(described: Mapping[str, Any], what: str) -> Engine:
+def engine_from(described: Mapping[str, Any]) -> Engine:
     """What :func:`describe` described.
 
     Args:
         described: Its result.
-        what: What was written with the engine, for an error's message.
 
     Returns:
         The engine.
 
     Raises:
-        FileError: If there is no such engine.
+        Misfit: If there is no such engine, or not with such settings.
     """
     settings = dict(described)
-    name = settings.pop("name")
+    name = fitted(str, settings.pop("name", None), "engine.name")
     if name not in ENGINES:
-        raise FileError(f"{what} was written with the engine {name}, which is not known here: import it first.")
-    return ENGINES[name](**settings)
+        raise Misfit(f"it was written with the engine {name[:60]}, which is not known here: import it first")
+    try:
+        return ENGINES[name](**fitted_settings(ENGINES[name], settings, "engine"))
+    except (NCLError, TypeError, ValueError, ArithmeticError) as error:
+        raise Misfit(f"the engine {name} refuses its settings ({str(error).rstrip('.')})") from error
+
+
+def fitted_settings(engine: type[Engine], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An engine's settings from a file, each of its own type; their ranges are for the engine to judge.
+
+    Args:
+        engine: The engine's class.
+        settings: By name.
+        where: What an error calls them together.
+
+    Returns:
+        The same.
+
+    Raises:
+        Misfit: If there is no such setting, or it is of another type.
+    """
+    kinds, known = _kinds(engine), {f.name for f in fields(engine)} - {"schedule"}
+    for name in settings:
+        if name not in known:
+            raise Misfit(f"{engine.__name__} has no setting '{name[:60]}' in this version of nclbayes")
+    return {k: fitted(kinds.get(k, Any), value, f"{where}.{k}", finite=False) for k, value in settings.items()}
+
+
+def fitted_learner(learner: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a kind of posterior from a file, each of the type of its default, and in its range.
+
+    Args:
+        learner: The posterior's class.
+        settings: By name.
+
+    Returns:
+        The same.
+
+    Raises:
+        Misfit: If there is no such setting, or it is of another type, or out of range.
+    """
+    defaults = learner.learner_settings
+    for name in settings:
+        if name not in defaults:
+            raise Misfit(f"{learner.__name__} has no setting '{name[:60]}' in this version of nclbayes")
+    found = {k: fitted(type(defaults[k]), value, f"learner.{k}") for k, value in settings.items()}
+    try:
+        learner.check_settings(found)
+    except NCLError as error:
+        raise Misfit(str(error).rstrip(".")) from error
+    return found
+
+
+def _kinds(engine: type[Engine]) -> dict[str, Any]:
+    """The types of an engine's settings; of one that was made inside a function they may not be found."""
+    try:
+        return get_type_hints(engine)
+    except NameError:
+        return {}
+
+
+def _check_names(settings: _Settings, forms: Mapping[str, Form]) -> None:
+    """Refuse settings that contradict each other, or the tensors that the file has, before any of these is read."""
+    expected = {"generator", *(f"/memory/{name}" for name in settings.memory)}
+    expected |= {f"/initial/{site}" for site in settings.initial or ()}
+    owners: dict[str, str] = {}
+    for name, block in settings.blocks.items():
+        parts = {part: f"{name}/{part}" for part in block.tensors}
+        block.check(name, {part: forms[tensor] for part, tensor in parts.items() if tensor in forms})
+        expected |= {f"{name}/{part}" for part in block.tensors}
+        for site in block.block.sites:
+            if owners.setdefault(site, name) != name:
+                raise Misfit(f"the site '{site}' belongs to two blocks, '{owners[site]}' and '{name}'")
+    for missing in sorted(expected - set(forms)):
+        raise Misfit(f"the tensor '{missing}' is missing")
+    for extra in sorted(set(forms) - expected):
+        raise Misfit(f"the tensor '{extra}' belongs to nothing in it")
+    for name in settings.trained:
+        if name not in settings.blocks:
+            raise Misfit(f"the block '{name}' was trained, and is not there")
+
+
+def _check_initial(initial: Mapping[str, Tensor], blocks: Mapping[str, SavedState]) -> None:
+    shapes = {site: shape for saved in blocks.values() for site, shape in saved.site_shapes().items()}
+    for site, value in initial.items():
+        if tuple(value.shape) != shapes.get(site, tuple(value.shape)):
+            raise Misfit(f"the tensor '/initial/{site}' is {tuple(value.shape)}, and the site {shapes[site]}")
+        if not bool(torch.isfinite(value).all()):
+            raise Misfit(f"the tensor '/initial/{site}' has NaN or infinite entries")
 
 
 def _generator(device: str, state: Tensor, path: str | os.PathLike[str]) -> torch.Generator:
     """The saved generator; one of a device that is not here starts anew."""
+    if device not in ("cpu", "cuda"):
+        raise Misfit(f"generator is '{device[:60]}', not cpu or cuda")
     if device != "cpu" and not torch.cuda.is_available():
         warnings.warn(
             f"The generator of '{path}' is of a device that is not here ({device}): its draws cannot be repeated, and "
@@ -150,5 +263,5 @@ def _generator(device: str, state: Tensor, path: str | os.PathLike[str]) -> torc
         )
         return torch.Generator().manual_seed(0)
     generator = torch.Generator(device=device)
-    generator.set_state(state)
+    set_state(generator, state, "generator")
     return generator

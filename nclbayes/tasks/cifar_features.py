@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from nclbayes.errors import DataError, FileError, NonFiniteError, SettingError
 from nclbayes.isolation.randomness import drawing_from
-from nclbayes.storage import read_file, write_file
+from nclbayes.storage import Form, Misfit, open_sealed, write_file
 from nclbayes.tasks.cifar_data import Channels, load_cifar
 from nclbayes.tasks.files import cache_folder
 from nclbayes.tasks.images import Images, check_size, choose, seeded
@@ -105,7 +105,7 @@ class FeatureExtractor(nn.Module):
         """
         path = cache_folder() / "features" / f"{self._digest(images)}.safetensors"
         if cache and path.is_file():
-            return read_file(path, _FEATURES)[0]["features"].to(images.device)
+            return self._kept(path, len(images)).to(images.device)
         device = next(self.parameters()).device
         mode = self.training
         self.eval()
@@ -146,14 +146,31 @@ class FeatureExtractor(nn.Module):
         Raises:
             FileError: If the file is missing, damaged, or holds something else.
         """
-        tensors, _ = read_file(path, _WEIGHTS)
         # On the meta device no weights are drawn that would only be replaced.
         extractor = cls("meta")
-        try:
-            extractor.load_state_dict(tensors, assign=True)
-        except RuntimeError as error:
-            raise FileError(f"'{os.fspath(path)}' holds weights of another network: {error}") from error
+        with open_sealed(path, _WEIGHTS) as file:
+            own = {name: Form(tensor.dtype, tuple(tensor.shape)) for name, tensor in extractor.state_dict().items()}
+            if file.forms != own:
+                raise FileError(f"'{os.fspath(path)}' holds weights of another network.")
+            tensors = file.read()
+            for name, tensor in tensors.items():
+                if not bool(torch.isfinite(tensor).all()) or (
+                    name.endswith("running_var") and bool((tensor < 0).any())
+                ):
+                    raise Misfit(f"the tensor '{name}' has entries that no trained network has")
+        extractor.load_state_dict(tensors, assign=True)
         return extractor.to(device).freeze()
+
+    def _kept(self, path: Path, count: int) -> Tensor:
+        """The features of so many images, from the cache."""
+        with open_sealed(path, _FEATURES) as file:
+            form = file.forms.get("features")
+            if len(file.forms) != 1 or form is None or not form.dtype.is_floating_point or form.shape[:1] != (count,):
+                raise Misfit(f"it should hold the features of {count} images")
+            found = file.read()["features"]
+            if found.ndim != 2 or not bool(torch.isfinite(found).all()):
+                raise Misfit("the tensor 'features' has NaN or infinite entries, or is no table")
+            return found
 
     def _digest(self, images: Tensor) -> str:
         digest = hashlib.sha256()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import re
 import tarfile
 import zipfile
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from nclbayes.errors import FileError
+from nclbayes.storage import replacing
 
 Array = npt.NDArray[Any]
 _GZIP = b"\x1f\x8b"
@@ -125,7 +125,7 @@ def unpack_cifar(archive: Path, folder: Path) -> None:
             if match and file is not None:
                 target = folder / match[1] / match[2]
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with _replacing(target) as out:
+                with replacing(target) as out:
                     while chunk := file.read(1 << 20):
                         out.write(chunk)
 
@@ -192,7 +192,7 @@ def unpack_strokes(source: Path, folder: Path) -> None:
         arrays[f"{split}_offsets"] = np.cumsum([0, *(each.size // 4 for each in steps)], dtype=np.int64)
         arrays[f"{split}_labels"] = labels[split].astype(np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
-    with _replacing(folder / "stroke-mnist.npz") as out:
+    with replacing(folder / "stroke-mnist.npz") as out:
         save: Any = np.savez_compressed
         save(out, **arrays)
 
@@ -264,18 +264,6 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 def _content(path: Path) -> bytes:
     with _reading(path), _opened(path) as file:
         return file.read()
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A file that is in its place only once it is whole."""
-    temporary = target.with_name(f".{os.getpid()}-{target.name}")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _texts(source: Path) -> Iterator[tuple[str, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,3 +228,71 @@ def test_data_that_are_not_here_fail_the_check(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert run_command_line(["data", "check", "mnist"]) == 2
     assert "train-images-idx3-ubyte.gz" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def learnt_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    command = ["run", "split-digits", "--method", "none", "--steps", "2", "--tasks", "1", "--quiet", "--out"]
+    assert run_command_line([*command, str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b"\xff", b"[" * 100_000, b'{"format": 1e999}'])
+@pytest.mark.parametrize("name", ["record.json", "config.json", "posterior.ncl"])
+def test_a_damaged_file_of_a_run_is_one_line_and_exit_code_two(
+    name: str, content: bytes, learnt_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(learnt_run, tmp_path, dirs_exist_ok=True)
+    if name == "posterior.ncl":
+        # So that there is something left to do with it.
+        (tmp_path / "record.json").unlink()
+    (tmp_path / name).write_bytes(content)
+    again = ["run", "--config", str(tmp_path / "config.json"), "--quiet"]
+    for arguments in (again,) if name == "posterior.ncl" else (again, ["report", str(tmp_path)]):
+        assert run_command_line(arguments) == 2
+        said = capsys.readouterr().err.strip()
+        assert said.startswith("nclbayes: error: ")
+        assert name in said
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"format": 1, "set": 3}'])
+def test_damaged_results_and_searches_are_one_line_and_exit_code_two(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    for name in ("tuned.json", "search.json"):
+        (tmp_path / name).write_bytes(content)
+    quick = ["split-digits", "--steps", "2", "--tasks", "1", "--quiet", "--out", str(tmp_path)]
+    for arguments, name in (
+        (["run", *quick, "--method", "owm", "--tuned", str(tmp_path / "tuned.json")], "tuned.json"),
+        (["compare", *quick, "--methods", "owm", "--tuned", str(tmp_path / "tuned.json")], "tuned.json"),
+        (["tune", *quick, "--method", "owm", "--trials", "1"], "search.json"),
+    ):
+        assert run_command_line(arguments) == 2
+        said = capsys.readouterr().err.strip()
+        assert name in said
+        assert len(said.splitlines()) == 1
+
+
+def test_a_report_is_written_through_no_link(
+    learnt_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    shutil.copytree(learnt_run, run)
+    elsewhere.mkdir()
+    (elsewhere / "page").write_text("precious")
+    for name in ("report.html", "record.csv", "plots/accuracy.png"):
+        (run / name).unlink()
+        (run / name).symlink_to(elsewhere / "page")
+    assert run_command_line(["report", str(run), "--quiet"]) == 0
+    assert (elsewhere / "page").read_text() == "precious"
+    assert not (run / "report.html").is_symlink()
+    for picture in (run / "plots").iterdir():
+        picture.unlink()
+    (run / "plots").rmdir()
+    (run / "plots").symlink_to(elsewhere)
+    assert run_command_line(["report", str(run), "--quiet"]) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert [path.name for path in elsewhere.iterdir()] == ["page"]

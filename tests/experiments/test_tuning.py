@@ -160,7 +160,7 @@ def test_a_search_that_only_diverges_says_so(tried: list[float], tmp_path: Path)
 
 
 def test_files_that_are_no_result_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="Could not read"):
+    with pytest.raises(FileError, match="There is no result of a search"):
         Tuned.load(tmp_path)
     (tmp_path / "tuned.json").write_text("[]")
     with pytest.raises(FileError, match="not the result of a search"):

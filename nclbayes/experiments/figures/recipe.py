@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nclbayes.analysis.plots import save
 from nclbayes.errors import FileError, SettingError
+from nclbayes.storage import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,15 +205,16 @@ def _claim(path: Path, identity: Mapping[str, Any]) -> None:
     text = json.dumps(identity, indent=1) + "\n"
     # A folder in which nothing was made yet, as after an error at the start, changes hands.
     made = any(other != path for other in path.parent.iterdir())
-    if path.exists() and path.read_text() != text and made:
+    if path.exists() and path.read_bytes() != text.encode() and made:
         raise FileError(f"'{path.parent}' holds a figure of other settings: choose another folder, or remove that one.")
-    path.write_text(text)
+    write_text(path, text)
 
 
 def _write(results: Results, out: Path) -> None:
-    (out / "results.json").write_text(json.dumps(asdict(results), indent=1) + "\n")
+    write_text(out / "results.json", json.dumps(asdict(results), indent=1) + "\n")
     for name, rows in results.tables.items():
-        with (out / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-            writer.writeheader()
-            writer.writerows(rows)
+        table = io.StringIO()
+        writer = csv.DictWriter(table, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(out / f"{name}.csv", table.getvalue())

@@ -1,0 +1,30 @@
+"""Files of format 1 are still read, by what their header says and their blocks demand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import nclbayes as ncl
+from nclbayes.methods import CoresetLearner
+from tests.storage.small import OLD, model, task
+
+MEANS = {
+    "laplace": [-0.40916526317596436, 0.151505246758461, -0.16114085912704468, -0.30109360814094543],
+    "ewc": [-0.005292980931699276, 0.37580549716949463, -0.5819781422615051, -0.5168110728263855],
+    "coreset": [-0.27636465430259705, 0.2060815840959549, -0.29100072383880615, -0.34533241391181946],
+}
+
+
+@pytest.mark.parametrize("name", list(MEANS))
+def test_a_file_of_the_first_format_loads_and_learns_on(name: str) -> None:
+    kind = CoresetLearner if name == "coreset" else ncl.OnlinePosterior
+    loaded = kind.load(OLD / f"{name}-1.ncl", model())
+    assert loaded.tasks == ("task 0", "task 1")
+    assert loaded.mean()["linear.weight"].flatten().tolist() == MEANS[name]
+    assert type(loaded.engine).__name__ == {"ewc": "EWC"}.get(name, "LaplaceNCL")
+    if isinstance(loaded, CoresetLearner):
+        assert [len(kept.train[0]) for kept in loaded.kept] == [2, 2]
+        assert loaded.refined().engine.steps == 4
+    loaded.update(task(), progress=False)
+    assert torch.isfinite(loaded.predict(torch.zeros(3, 2)).probs).all()
