@@ -71,10 +71,12 @@ def seek(batches: Batches, place: Mapping[str, Tensor], generator: torch.Generat
             like = generator.clone_state() if part == "epoch" else torch.Generator()
             set_state(like, tensor, f"batches.{name}")
     for prefix, parts in groups.items():
-        if not {"epoch", "position"} <= parts <= {"epoch", "position", "loader"}:
+        if not {"epoch", "position"} <= parts <= {"epoch", "position", "loader", "stream"}:
             raise Misfit(f"the tensors 'batches.{prefix}...' are no place in the data")
     try:
         batches.seek(place)
+    except KeyError as error:
+        raise Misfit(f"the tensor 'batches...{error.args[0]}' is missing") from error
     except AttributeError as error:
         if error.name not in ("generator", "set_state"):
             raise
