@@ -1,9 +1,12 @@
 PYTHON ?= python
 
-.PHONY: test lint type bench docs
+.PHONY: test slow lint type bench docs build
 
 test:
-	$(PYTHON) -m pytest -n auto --dist loadfile
+	$(PYTHON) -m pytest -n auto --dist worksteal
+
+slow:
+	$(PYTHON) -m pytest -n auto --dist worksteal -m slow
 
 lint:
 	$(PYTHON) -m ruff check .
@@ -17,3 +20,6 @@ bench:
 
 docs:
 	$(PYTHON) -m sphinx -W --keep-going $(SPHINXOPTS) -b html docs docs/_build/html
+
+build:
+	$(PYTHON) -m build

@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from nclbayes.data.task import Task
@@ -201,6 +200,9 @@ class ToyProblem:
         """
         if self.v is None or self.Q_v is None or self.convex:
             return centre.unsqueeze(0)
+        # Here, because everybody who imports nclbayes would wait for it.
+        from scipy.optimize import brentq
+
         Q_v, pulled = self.Q_v, self.Q_v @ self.v
 
         def curve(g: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from nclbayes.cli import run_command_line
 from nclbayes.experiments.tuning import Tuned
 
 
+@pytest.mark.slow
 def test_the_demo_leaves_a_table_pictures_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["demo", "--quick", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
@@ -138,6 +139,7 @@ def test_the_module_runs_and_tells_about_itself() -> None:
         assert command in shown.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nclbayes", "run", "split-digits", "--method", "none", "--tasks", "2"]
     command += ["--steps", "2000", "--quiet", "--out", str(tmp_path)]

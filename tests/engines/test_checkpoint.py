@@ -2,64 +2,59 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 import nclbayes as ncl
 from nclbayes.errors import FileError
 from tests.engines.test_laplace import classification_task, classifier
+from tests.processes import run_apart
 
 ENGINES = {
-    "laplace": "ncl.LaplaceNCL(steps=60, batch_size=16)",
-    "variational": "ncl.VariationalNCL(steps=60, batch_size=16, particles=2, refresh_every=7, beta=0.3)",
-}
-SOURCES = {
-    "tensors": "data",
-    "loader": "DataLoader(TensorDataset(*data), batch_size=16, shuffle=True)",
-    "sampler": "lambda count, g: tuple(t[torch.randint(60, (count,), generator=g)] for t in data)",
+    "laplace": ncl.LaplaceNCL(steps=60, batch_size=16),
+    "variational": ncl.VariationalNCL(steps=60, batch_size=16, particles=2, refresh_every=7, beta=0.3),
 }
 
-SCRIPT = """
-    import os, signal, sys, torch
+
+def source(kind: str, data: tuple[Tensor, ...]) -> Any:
+    if kind == "loader":
+        return DataLoader(TensorDataset(*data), batch_size=16, shuffle=True)
+    if kind == "sampler":
+        return lambda count, g: tuple(t[torch.randint(60, (count,), generator=g)] for t in data)
+    return data
+
+
+def learn_second(engine: str, kind: str, kill_at: int, checkpoint: Path | None, out: Path) -> None:
+    """Learn two tasks, the second with snapshots; the process kills itself at one of its steps."""
     torch.set_num_threads(1)
-    from torch.utils.data import DataLoader, TensorDataset
-    import nclbayes as ncl
-    from tests.engines.test_laplace import classification_task, classifier
-
-    kill_at, path, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    posterior = ncl.OnlinePosterior(classifier(), {engine}, generator=torch.Generator().manual_seed(3))
+    posterior = ncl.OnlinePosterior(classifier(), ENGINES[engine], generator=torch.Generator().manual_seed(3))
     posterior.update(classification_task(1), engine=ncl.LaplaceNCL(steps=10, batch_size=20))
-    data = classification_task(7).train
 
-    def kill(progress):
+    def kill(progress: ncl.engines.Progress) -> None:
         if progress.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    task = ncl.Task({source}, name="second", size=60)
-    checkpoint = None if path == "none" else path
+    task = ncl.Task(source(kind, classification_task(7).train), name="second", size=60)
     posterior.update(task, checkpoint=checkpoint, checkpoint_every=10, callbacks=[kill])
     posterior.save(out)
-"""
 
 
 @pytest.mark.parametrize(
-    ("engine", "source"),
+    ("engine", "kind"),
     [("laplace", "tensors"), ("laplace", "loader"), ("variational", "tensors"), ("variational", "sampler")],
 )
-def test_a_killed_update_goes_on_and_ends_in_the_same_posterior(tmp_path: Path, engine: str, source: str) -> None:
-    script = textwrap.dedent(SCRIPT).format(engine=ENGINES[engine], source=SOURCES[source])
+def test_a_killed_update_goes_on_and_ends_in_the_same_posterior(tmp_path: Path, engine: str, kind: str) -> None:
+    def child(kill_at: int, checkpoint: Path | None, out: Path) -> int:
+        return run_apart(learn_second, engine, kind, kill_at, checkpoint, out)
 
-    def child(kill_at: int, checkpoint: Path | str, out: Path) -> int:
-        command = [sys.executable, "-c", script, str(kill_at), str(checkpoint), str(out)]
-        return subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode
-
-    assert child(0, "none", tmp_path / "whole") == 0
+    assert child(0, None, tmp_path / "whole") == 0
     assert child(37, tmp_path / "snapshot", tmp_path / "first") == -signal.SIGKILL
     assert (tmp_path / "snapshot").exists()
     assert not (tmp_path / "first").exists()
@@ -69,35 +64,23 @@ def test_a_killed_update_goes_on_and_ends_in_the_same_posterior(tmp_path: Path, 
     assert_same(tmp_path / "whole", tmp_path / "third")
 
 
-ONE_AFTER_THE_OTHER = """
-    import sys, torch
-    from pathlib import Path
+def learn_on(path: Path, engine: str, *seeds: int) -> None:
+    """Learn tasks, from the posterior of a file if it is there, and leave it there."""
     torch.set_num_threads(1)
-    import nclbayes as ncl
-    from tests.engines.test_laplace import classification_task, classifier
-
-    path, *seeds = sys.argv[1:]
-    if Path(path).exists():
+    if path.exists():
         posterior = ncl.OnlinePosterior.load(path, classifier())
     else:
-        posterior = ncl.OnlinePosterior(classifier(), {engine}, generator=torch.Generator().manual_seed(3))
+        posterior = ncl.OnlinePosterior(classifier(), ENGINES[engine], generator=torch.Generator().manual_seed(3))
     for seed in seeds:
-        posterior.update(classification_task(int(seed)))
+        posterior.update(classification_task(seed))
     posterior.save(path)
-"""
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
 def test_tasks_learnt_in_a_process_each_make_the_posterior_of_one_process(tmp_path: Path, engine: str) -> None:
-    script = textwrap.dedent(ONE_AFTER_THE_OTHER).format(engine=ENGINES[engine])
-
-    def learn(path: Path, *seeds: int) -> None:
-        command = [sys.executable, "-c", script, str(path), *map(str, seeds)]
-        subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
-
-    learn(tmp_path / "one", 1, 7)
-    learn(tmp_path / "two", 1)
-    learn(tmp_path / "two", 7)
+    assert run_apart(learn_on, tmp_path / "one", engine, 1, 7) == 0
+    assert run_apart(learn_on, tmp_path / "two", engine, 1) == 0
+    assert run_apart(learn_on, tmp_path / "two", engine, 7) == 0
     assert_same(tmp_path / "one", tmp_path / "two")
 
 

@@ -36,12 +36,14 @@ def conjugate(tasks: list[ncl.Task], scale: float, prior: float) -> tuple[Tensor
     return torch.linalg.solve(precision, moment), precision
 
 
-@pytest.mark.parametrize(("rule", "weight"), [("kl", 1.0), ("mse", 1.0), ("additive", 1.0), ("additive", 4.0)])
-def test_the_linear_gaussian_posterior_is_exact_after_every_task(rule: str, weight: float) -> None:
+@pytest.mark.parametrize(
+    ("rule", "weight", "steps"), [("kl", 1.0, 600), ("mse", 1.0, 600), ("additive", 1.0, 600), ("additive", 4.0, 1500)]
+)
+def test_the_linear_gaussian_posterior_is_exact_after_every_task(rule: str, weight: float, steps: int) -> None:
     """A likelihood to the power w is one of noise 1 / sqrt(w) times as large."""
     tasks = [regression_task(seed) for seed in range(3)]
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
-    settings = {"steps": 1500, "batch_size": 40, "kronecker_sum": rule, "likelihood_weight": weight}
+    settings = {"steps": steps, "batch_size": 40, "kronecker_sum": rule, "likelihood_weight": weight}
     engine = ncl.LaplaceNCL(lr=0.1, fisher="exact", **settings)
     posterior = ncl.OnlinePosterior(model, engine)
     for k, task in enumerate(tasks):

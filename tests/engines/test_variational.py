@@ -15,6 +15,7 @@ from nclbayes.errors import SettingError
 from tests.engines.test_laplace import before_a_second_task, classification_task, classifier, conjugate, regression_task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [1.0, 4.0])
 def test_the_linear_gaussian_mean_is_exact_after_every_task(weight: float) -> None:
     tasks = [regression_task(seed) for seed in range(3)]
@@ -92,12 +93,10 @@ def test_the_precision_ends_at_the_old_one_plus_the_averaged_fisher() -> None:
     posterior.update(task, engine=engine)
     # the mean hardly moves: average the Fisher over samples of the final posterior, whose factors average side by side
     draws = posterior.sample(200, generator=torch.Generator().manual_seed(3))
+    fishers = [ncl.fisher(model, {k: v[i] for k, v in draws.items()}, task.train, kind="exact") for i in range(200)]
     for name, state in before.items():
-        fishers = [
-            ncl.fisher(model, {k: v[i] for k, v in draws.items()}, task.train, kind="exact")[name] for i in range(200)
-        ]
-        A = torch.stack([f.input for f in fishers]).mean(0)
-        G = torch.stack([f.output for f in fishers]).mean(0)
+        A = torch.stack([f[name].input for f in fishers]).mean(0)
+        G = torch.stack([f[name].output for f in fishers]).mean(0)
         total = ncl.kronecker_sum(state.precision.input, state.precision.output, A, G, rtol=1e-5)
         found = posterior.blocks[name].precision
         trace = lambda p: float(p.input.trace() * p.output.trace())  # noqa: E731
@@ -136,6 +135,7 @@ def test_the_evidence_lower_bound_rises_over_an_update() -> None:
     assert values[0] < values[1] < values[2], values
 
 
+@pytest.mark.slow
 def test_a_narrow_start_is_forgotten() -> None:
     task = classification_task()
     ends = []

@@ -131,6 +131,7 @@ def test_every_scenario_of_the_digits_runs() -> None:
     assert find_setup("split_digits").name == "split-digits"
 
 
+@pytest.mark.slow
 def test_a_comparison_in_processes_is_that_in_one(tmp_path: Path) -> None:
     configs = [config(method, seed=seed) for method in ("none", "joint") for seed in (0, 1)]
     alone = compare(configs, tmp_path / "alone", progress=False)
@@ -154,6 +155,7 @@ def test_a_run_that_fails_does_not_keep_others_from_running(jobs: int, tmp_path:
     assert record.is_complete
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_hide_another_of_the_same_method_and_seed(tmp_path: Path) -> None:
     diverging = replace(config("none"), settings={**config("none").settings, "lr": 1e30})
     with pytest.raises(ComparisonError) as error:

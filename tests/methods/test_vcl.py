@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyro.distributions as dist
+import pytest
 import torch
 from torch import nn
 
@@ -10,6 +11,7 @@ import nclbayes as ncl
 from nclbayes.methods import VCL
 
 
+@pytest.mark.slow
 def test_independent_weights_of_a_linear_model_have_their_exact_posterior() -> None:
     """With orthogonal inputs the exact posterior is itself a product, so that the mean field loses nothing."""
     x = 2.0 * torch.linalg.qr(torch.randn(40, 3, generator=torch.Generator().manual_seed(0))).Q
