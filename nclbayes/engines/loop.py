@@ -17,7 +17,8 @@ from tqdm import tqdm
 from nclbayes.data.task import Batches, to_device
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.settings import EngineSettings
-from nclbayes.errors import MatrixError, NonFiniteError, SettingError, of_task
+from nclbayes.errors import MatrixError, NonFiniteError, SettingError
+from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import under
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Subset
 
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators
-from nclbayes.errors import DataError, of_task
-from nclbayes.isolation.failures import first_line
+from nclbayes.errors import DataError
+from nclbayes.isolation.failures import first_line, of_task
 from nclbayes.isolation.randomness import drawing_from, restored
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import FileError, ModelError, SettingError, of_task
+from nclbayes.errors import FileError, ModelError, SettingError
 from nclbayes.gaussians import State
+from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.posterior.arguments import check_posterior, check_predict, checked_engine
 from nclbayes.posterior.belief import Belief
