@@ -8,11 +8,6 @@ Example:
     True
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 
 class NCLError(Exception):
     """Base class of all errors raised by nclbayes."""
@@ -60,22 +55,3 @@ class NonFiniteError(NCLError, ArithmeticError):
 
 class FileError(NCLError, OSError):
     """A saved file is truncated, damaged, foreign, of a newer format, or of another model."""
-
-
-@contextmanager
-def of_task(name: str, where: str = "") -> Iterator[None]:
-    """Let every error of nclbayes that leaves say which task it is about.
-
-    Args:
-        name: The task's name.
-        where: Where in the task, such as "batch 3".
-
-    Yields:
-        Nothing.
-    """
-    try:
-        yield
-    except NCLError as error:
-        if f"'{name}'" not in str(error):
-            error.args = (f"Task '{name}'{where and ', '}{where}: {error}",)
-        raise

@@ -25,7 +25,8 @@ from nclbayes.data.sources import (
     sampled,
     side_stream,
 )
-from nclbayes.errors import DataError, SettingError, of_task
+from nclbayes.errors import DataError, SettingError
+from nclbayes.isolation.failures import of_task
 
 Model = Callable[..., Any]
 

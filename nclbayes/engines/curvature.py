@@ -10,9 +10,10 @@ from torch import Tensor
 from nclbayes.data.task import to_device
 from nclbayes.engines.base import Engine, Problem
 from nclbayes.engines.likelihood import log_likelihood
-from nclbayes.errors import ModelError, NonFiniteError, of_task
+from nclbayes.errors import ModelError, NonFiniteError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure
+from nclbayes.isolation.failures import of_task
 from nclbayes.kronecker import SumRule
 
 Fisher = KroneckerFisher | DiagonalFisher

@@ -17,7 +17,8 @@ from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.progress import ProgressBar
 from nclbayes.engines.resuming import seek, take_up
 from nclbayes.engines.settings import EngineSettings
-from nclbayes.errors import MatrixError, NonFiniteError, SettingError, of_task
+from nclbayes.errors import MatrixError, NonFiniteError, SettingError
+from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import Misfit, fitted, under
 from nclbayes.storage.generators import set_state

@@ -68,3 +68,22 @@ def running(batch: Sequence[Any], what: str = "The model") -> Iterator[None]:
 def _shapes(batch: Sequence[Any]) -> str:
     found = (f"{tuple(i.shape)} and {i.dtype}" if isinstance(i, Tensor) else f"({type(i).__name__})" for i in batch)
     return ", ".join(found) or "(nothing)"
+
+
+@contextmanager
+def of_task(name: str, where: str = "") -> Iterator[None]:
+    """Let every error of nclbayes that leaves say which task it is about.
+
+    Args:
+        name: The task's name.
+        where: Where in the task, such as "batch 3".
+
+    Yields:
+        Nothing.
+    """
+    try:
+        yield
+    except NCLError as error:
+        if f"'{name}'" not in str(error):
+            error.args = (f"Task '{name}'{where and ', '}{where}: {error}",)
+        raise

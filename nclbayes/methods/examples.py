@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Subset
 
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators
-from nclbayes.errors import DataError, NCLError, of_task
-from nclbayes.isolation.failures import first_line
+from nclbayes.errors import DataError, NCLError
+from nclbayes.isolation.failures import first_line, of_task
 from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.storage import Misfit, fitted, parsed
 

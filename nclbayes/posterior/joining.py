@@ -16,10 +16,11 @@ from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.likelihood import objective
-from nclbayes.errors import MatrixError, ModelError, PriorError, SettingError, UnsupportedUseError, of_task
+from nclbayes.errors import MatrixError, ModelError, PriorError, SettingError, UnsupportedUseError
 from nclbayes.fisher import FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure, prior_state
 from nclbayes.gaussians.gradients import rows_of_blocks
+from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.run import Model

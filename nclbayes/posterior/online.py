@@ -15,9 +15,10 @@ from torch import Tensor
 from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import FileError, ModelError, SettingError, of_task
+from nclbayes.errors import FileError, ModelError, SettingError
 from nclbayes.gaussians import State
 from nclbayes.isolation import as_found
+from nclbayes.isolation.failures import of_task
 from nclbayes.posterior.arguments import check_posterior, check_predict, check_update, checked_engine
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.joining import few_examples, look, touched_states
