@@ -85,6 +85,8 @@ def fitted(kind: Any, value: Any, where: str = "it", *, finite: bool = True) -> 
     Raises:
         Misfit: If it does not fit.
     """
+    if kind in _NAMES:
+        return _plain(kind, value, where, finite)
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _first_that_fits(inner, value, where, finite)
@@ -95,6 +97,8 @@ def fitted(kind: Any, value: Any, where: str = "it", *, finite: bool = True) -> 
     if origin in (list, tuple, Sequence):
         if not isinstance(value, list):
             raise Misfit(f"{where} is {_shown(value)}, not a list")
+        if inner[0] is float and all(type(item) is float and (math.isfinite(item) or not finite) for item in value):
+            return tuple(value) if origin is tuple else value  # There may be millions of losses.
         items = [fitted(inner[0], item, f"{where}[{i}]", finite=finite) for i, item in enumerate(value)]
         return tuple(items) if origin is tuple else items
     if origin in (dict, Mapping):
@@ -102,8 +106,6 @@ def fitted(kind: Any, value: Any, where: str = "it", *, finite: bool = True) -> 
             raise Misfit(f"{where} is {_shown(value)}, not a mapping")
         named = ((fitted(str, name, f"a name in {where}"), item) for name, item in value.items())
         return {name: fitted(inner[1], item, _inside(where, name), finite=finite) for name, item in named}
-    if kind in _NAMES:
-        return _plain(kind, value, where, finite)
     _check_depth(value, where)
     return value
 

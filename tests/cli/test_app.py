@@ -241,17 +241,19 @@ def learnt_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b"\xff", b"[" * 100_000, b'{"format": 1e999}'])
-@pytest.mark.parametrize("name", ["record.json", "config.json", "posterior.ncl"])
+@pytest.mark.parametrize("name", ["record.json", "config.json", "posterior.ncl", "update.ckpt"])
 def test_a_damaged_file_of_a_run_is_one_line_and_exit_code_two(
     name: str, content: bytes, learnt_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(learnt_run, tmp_path, dirs_exist_ok=True)
-    if name == "posterior.ncl":
+    sealed = name in ("posterior.ncl", "update.ckpt")
+    if sealed:
         # So that there is something left to do with it.
         (tmp_path / "record.json").unlink()
+        (tmp_path / "posterior.ncl").unlink()
     (tmp_path / name).write_bytes(content)
     again = ["run", "--config", str(tmp_path / "config.json"), "--quiet"]
-    for arguments in (again,) if name == "posterior.ncl" else (again, ["report", str(tmp_path)]):
+    for arguments in (again,) if sealed else (again, ["report", str(tmp_path)]):
         assert run_command_line(arguments) == 2
         said = capsys.readouterr().err.strip()
         assert said.startswith("nclbayes: error: ")
