@@ -28,7 +28,8 @@ class Joined:
     """A task as a posterior meets it.
 
     Attributes:
-        states: The Gaussian of each block that the task touches; a new block has its prior.
+        states: The Gaussian of each block that the task touches, faded by the engine's retention; that of a new block is
+            its prior.
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         fixed: The values of the other sites that the model meets.
@@ -98,16 +99,21 @@ def join(
     for state in known.values():
         mean |= state.block.unpack(state.loc)
     states: dict[str, State] = {}
+    priors: dict[str, State] = {}
     values: dict[str, Tensor] = {}
     rows: dict[str, float] = {}
     outputs: tuple[str, ...] = ()
     for part in task.parts:
         run = look(model, few_examples(part, device), part.context, mean)
-        states |= touched_states(run, {**known, **states}, engine.structure)
+        touched = touched_states(run, {**known, **states}, engine.structure)
+        states |= touched
+        for name in touched.keys() & trained if engine.retention != 1 else ():
+            priors[name] = prior_state(touched[name].block, run.latents, engine.structure)
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
         outputs = tuple(run.observed)
+    states |= {name: states[name].faded(prior, engine.retention) for name, prior in priors.items()}
     start = starting_points(states, trained, initial, generator)
     learnt: dict[str, Tensor] = {}
     for name, matrix in start.items():

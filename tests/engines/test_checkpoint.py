@@ -17,6 +17,7 @@ from tests.engines.test_laplace import classification_task, classifier
 
 ENGINES = {
     "laplace": "ncl.LaplaceNCL(steps=60, batch_size=16)",
+    "fading": "ncl.LaplaceNCL(steps=60, batch_size=16, retention=0.8)",
     "variational": "ncl.VariationalNCL(steps=60, batch_size=16, particles=2, refresh_every=7, beta=0.3)",
 }
 SOURCES = {
@@ -50,7 +51,13 @@ SCRIPT = """
 
 @pytest.mark.parametrize(
     ("engine", "source"),
-    [("laplace", "tensors"), ("laplace", "loader"), ("variational", "tensors"), ("variational", "sampler")],
+    [
+        ("laplace", "tensors"),
+        ("laplace", "loader"),
+        ("fading", "tensors"),
+        ("variational", "tensors"),
+        ("variational", "sampler"),
+    ],
 )
 def test_a_killed_update_goes_on_and_ends_in_the_same_posterior(tmp_path: Path, engine: str, source: str) -> None:
     script = textwrap.dedent(SCRIPT).format(engine=ENGINES[engine], source=SOURCES[source])
