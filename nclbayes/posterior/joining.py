@@ -28,7 +28,7 @@ class Joined:
     """A task as a posterior meets it.
 
     Attributes:
-        states: The Gaussian of each block that the task touches, faded by the engine's retention; that of a new block is
+        states: The Gaussian of each block that the task touches, faded by the engine's retention; a new block has
             its prior.
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.

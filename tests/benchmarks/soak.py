@@ -28,6 +28,7 @@ from tests.benchmarks.timing import table
 INPUTS, UNITS, EXAMPLES, STEPS = 20, 32, 64, 20
 WINDOW = 50  # so many tasks at the beginning, and at the end, are averaged over
 RULES = ("kl", "additive", "bound", "mse")
+RETENTIONS = (1.0, 0.99)
 HEADER = (
     *("engine", "rule", "retention", "newest before", "and after", "teacher", "first tasks"),
     *("sound", "time: last / first", "memory growth"),
@@ -141,7 +142,12 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def contestants(rules: Iterable[str], retentions: Iterable[float], engines: Iterable[type[Engine]]) -> list[Engine]:
+def contestants(
+    rules: Iterable[str] = RULES,
+    retentions: Iterable[float] = RETENTIONS,
+    engines: Iterable[type[Engine]] = (ncl.LaplaceNCL, ncl.VariationalNCL),
+) -> list[Engine]:
+    """Plain training, and each engine with each rule and each retention."""
     chosen: list[Engine] = [PlainTraining(steps=STEPS)]
     for kind, retention, rule in itertools.product(engines, retentions, rules):
         chosen.append(kind(steps=STEPS, kronecker_sum=rule, retention=retention))
@@ -152,8 +158,10 @@ def run(tasks: int, seeds: int, drift: float, learners: list[Engine], jobs: int 
     """The table of a soak, each number a mean over the seeds."""
     runs = [Run(engine, tasks, seed, drift) for seed in range(seeds) for engine in learners]
     found: dict[Engine, list[dict[str, float]]] = {engine: [] for engine in learners}
-    # A process each, so that the peak of one is not that of another.
-    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+    # A process each, from one that has computed nothing: the peak of one is then not that of another.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.benchmarks.soak"])
+    with context.Pool(jobs, maxtasksperchild=1) as pool:
         for done, results in zip(runs, pool.imap(soak, runs), strict=True):
             found[done.engine].append(results)
             print(f"{_label(done.engine)}, seed {done.seed}: {results}", file=sys.stderr, flush=True)
@@ -189,7 +197,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--drift", type=float, default=0.0, help="what share of the teacher's weights changes a task")
     parser.add_argument("--rules", nargs="+", default=RULES)
-    parser.add_argument("--retentions", nargs="+", type=float, default=(1.0, 0.99))
+    parser.add_argument("--retentions", nargs="+", type=float, default=RETENTIONS)
     parser.add_argument("--engines", nargs="+", default=("LaplaceNCL", "VariationalNCL"))
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
