@@ -26,13 +26,14 @@ class EngineSettings:
         likelihood_weight: What each example counts; 1 is Bayes' rule. A weight w gives the posterior of the likelihood
             to the power w, above 1 a cold one: the mean moves as under a prior sqrt(w) times as wide, while samples
             are sqrt(w) times narrower than those of that wide prior.
-        retention: r, by which the precision that earlier tasks left fades towards the prior before the next task,
-            ``Lambda <- r Lambda + (1 - r) Lambda_0``, never below it, in the blocks that the task touches. The mean
-            stays. 1 keeps everything; less is for streams where the past loses its worth.
+        retention: phi, by which the precision that earlier tasks left fades towards the prior before the next task,
+            ``Lambda <- phi Lambda + (1 - phi) Lambda_0``, never below it, in the blocks that the task touches. The
+            mean stays. 1 keeps everything; less is for streams where the past loses its worth.
         alpha: Damping: the preconditioner uses Lambda + N alpha^2 I.
         trust_radius: Scale each step back so that 1/2 delta^T Lambda delta <= r^2; None: do not.
         kronecker_sum: The rule by which a task's Fisher is added to the precision. "kl" is the closest; "additive" and
-            "bound" never underestimate a precision, and retain more over many tasks.
+            "bound" never underestimate a precision, and retain more over a few tasks; but what they count too much
+            grows with the square of the number of tasks. SETTINGSTEXT
         fisher: "model", "exact" or "empirical".
         fisher_samples: Targets drawn for each example.
         fisher_size: Use so many examples for the Fisher after a task; None: all. Variational NCL averages the Fisher

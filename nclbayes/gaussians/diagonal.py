@@ -96,11 +96,11 @@ class DiagonalState(State):
         return replace(self, loc=loc, precision=self.precision + fisher.diagonal)
 
     def faded(self, prior: DiagonalState, retention: float) -> DiagonalState:
-        """The normals with the same means whose precisions have faded, ``r Lambda + (1 - r) Lambda_0``.
+        """The normals with the same means whose precisions have faded, ``phi Lambda + (1 - phi) Lambda_0``.
 
         Args:
             prior: The block's prior.
-            retention: r, above 0 and at most 1.
+            retention: phi, above 0 and at most 1.
 
         Returns:
             The wider state.

@@ -110,11 +110,11 @@ class KroneckerState(State):
         return replace(self, loc=loc, precision=total)
 
     def faded(self, prior: KroneckerState, retention: float) -> KroneckerState:
-        """The Gaussian with the same mean whose precision has faded, ``r Lambda + (1 - r) Lambda_0``, nearly.
+        """The Gaussian with the same mean whose precision has faded, ``phi Lambda + (1 - phi) Lambda_0``, nearly.
 
         Args:
             prior: The block's prior.
-            retention: r, above 0 and at most 1.
+            retention: phi, above 0 and at most 1.
 
         Returns:
             The wider state; :func:`~nclbayes.kronecker.fade` says how it is a Kronecker product again.

@@ -115,11 +115,11 @@ class State(ABC):
 
     @abstractmethod
     def faded(self, prior: Any, retention: float) -> State:
-        """The Gaussian with the same mean whose precision has faded, ``r Lambda + (1 - r) Lambda_0``.
+        """The Gaussian with the same mean whose precision has faded, ``phi Lambda + (1 - phi) Lambda_0``.
 
         Args:
             prior: The block's prior, of the same structure.
-            retention: r, above 0 and at most 1.
+            retention: phi, above 0 and at most 1.
 
         Returns:
             The wider state; it is not below the prior where this one is not.
