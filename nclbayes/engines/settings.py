@@ -29,10 +29,14 @@ class EngineSettings:
         likelihood_weight: What each example counts; 1 is Bayes' rule. A weight w gives the posterior of the likelihood
             to the power w, above 1 a cold one: the mean moves as under a prior sqrt(w) times as wide, while samples
             are sqrt(w) times narrower than those of that wide prior.
+        retention: phi, by which the precision that earlier tasks left fades towards the prior before the next task,
+            ``Lambda <- phi Lambda + (1 - phi) Lambda_0``, never below it, in the blocks that the task touches. The
+            mean stays. 1 keeps everything; less is for streams where the past loses its worth.
         alpha: Damping: the preconditioner uses Lambda + N alpha^2 I.
         trust_radius: Scale each step back so that 1/2 delta^T Lambda delta <= r^2; None: do not.
         kronecker_sum: The rule by which a task's Fisher is added to the precision. "kl" is the closest; "additive" and
-            "bound" never underestimate a precision, and retain more over many tasks.
+            "bound" never underestimate a precision, and retain more over a few tasks; but what they count too much
+            grows with the square of the number of tasks. SETTINGSTEXT
         fisher: "model", "exact" or "empirical".
         fisher_samples: Targets drawn for each example.
         fisher_size: Use so many examples for the Fisher after a task; None: all. Variational NCL averages the Fisher
@@ -49,6 +53,7 @@ class EngineSettings:
     schedule: Callable[[float], float] | None = None
     prior_weight: float = 1.0
     likelihood_weight: float = 1.0
+    retention: float = 1.0
     alpha: float = 1e-10
     trust_radius: float | None = None
     kronecker_sum: SumRule | str = SumRule.KL
@@ -61,6 +66,8 @@ class EngineSettings:
     """Whether its steps can be scaled back to a trust radius."""
     has_prior: ClassVar[bool] = True
     """Whether the previous posterior pulls at the weights."""
+    can_fade: ClassVar[bool] = True
+    """Whether what earlier tasks left is the precision alone, so that it can fade."""
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -75,11 +82,14 @@ class EngineSettings:
             raise SettingError(
                 f"schedule must be a function of the fraction of steps done, not {shown(self.schedule)}."
             )
+        self._require("retention", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._require("momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")
         if self.trust_radius is not None and not self.has_trust_region:
             raise SettingError(f"{type(self).__name__} has no trust region: leave trust_radius at None.")
         if self.prior_weight != 1 and not self.has_prior:
             raise SettingError(f"{type(self).__name__} has no pull of the prior: leave prior_weight at 1.")
+        if self.retention != 1 and not self.can_fade:
+            raise SettingError(f"{type(self).__name__} does not let earlier tasks fade: leave retention at 1.")
         for name, kind in (("kronecker_sum", SumRule), ("fisher", FisherKind)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))

@@ -95,6 +95,18 @@ class DiagonalState(State):
         """
         return replace(self, loc=loc, precision=self.precision + fisher.diagonal)
 
+    def faded(self, prior: DiagonalState, retention: float) -> DiagonalState:
+        """The normals with the same means whose precisions have faded, ``phi Lambda + (1 - phi) Lambda_0``.
+
+        Args:
+            prior: The block's prior.
+            retention: phi, above 0 and at most 1.
+
+        Returns:
+            The wider state.
+        """
+        return replace(self, precision=torch.lerp(prior.precision, self.precision, retention))
+
     def narrowed(self, precision: float) -> DiagonalState:
         """The normals with a number added to every precision."""
         return replace(self, precision=self.precision + precision)

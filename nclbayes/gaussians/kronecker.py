@@ -14,7 +14,7 @@ from nclbayes.blocks import KroneckerBlock
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.gaussians.preconditioners import Preconditioner, kronecker_preconditioner
 from nclbayes.gaussians.state import LinearMap, State, Structure
-from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
+from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, fade, kronecker_sum
 from nclbayes.kronecker.triangular import between_triangles
 
 _PARTS = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root", "logdet")
@@ -108,6 +108,18 @@ class KroneckerState(State):
             rule = SumRule.KL
         total = kronecker_sum(p.input, p.output, fisher.input, fisher.output, rule, rtol=fisher.rtol, measure=measure)
         return replace(self, loc=loc, precision=total)
+
+    def faded(self, prior: KroneckerState, retention: float) -> KroneckerState:
+        """The Gaussian with the same mean whose precision has faded, ``phi Lambda + (1 - phi) Lambda_0``, nearly.
+
+        Args:
+            prior: The block's prior.
+            retention: phi, above 0 and at most 1.
+
+        Returns:
+            The wider state; :func:`~nclbayes.kronecker.fade` says how it is a Kronecker product again.
+        """
+        return replace(self, precision=fade(self.precision, prior.precision, retention))
 
     def narrowed(self, precision: float) -> KroneckerState:
         """The Gaussian with a multiple of the identity added to its precision (exactly, if that is one itself)."""

@@ -114,6 +114,18 @@ class State(ABC):
         """
 
     @abstractmethod
+    def faded(self, prior: Any, retention: float) -> State:
+        """The Gaussian with the same mean whose precision has faded, ``phi Lambda + (1 - phi) Lambda_0``.
+
+        Args:
+            prior: The block's prior, of the same structure.
+            retention: phi, above 0 and at most 1.
+
+        Returns:
+            The wider state; it is not below the prior where this one is not.
+        """
+
+    @abstractmethod
     def narrowed(self, precision: float) -> State:
         """The Gaussian with a multiple of the identity added to its precision.
 

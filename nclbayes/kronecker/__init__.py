@@ -1,6 +1,7 @@
 """Kronecker-factored Gaussians: precisions, their sums and divergences, and the distribution itself."""
 
 from nclbayes.kronecker.divergence import SummedPrecision, gaussian_kl, scale_free_kl
+from nclbayes.kronecker.fading import fade
 from nclbayes.kronecker.normal import KroneckerNormal
 from nclbayes.kronecker.precision import KroneckerPrecision
 from nclbayes.kronecker.rules import SumRule
@@ -12,6 +13,7 @@ __all__ = [
     "KroneckerSum",
     "SumRule",
     "SummedPrecision",
+    "fade",
     "gaussian_kl",
     "kronecker_sum",
     "scale_free_kl",

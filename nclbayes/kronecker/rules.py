@@ -22,7 +22,8 @@ class SumRule(str, Enum):
 
     Attributes:
         KL: The one closest in Kullback-Leibler divergence (the paper's text).
-        ADDITIVE: ``(A + pi C) (x) (B + D / pi)`` with the trace-norm pi; never underestimates a precision.
+        ADDITIVE: ``(A + pi C) (x) (B + D / pi)`` with the trace-norm pi; never underestimates a precision. Its cross
+            terms add up: over hundreds of sums it overestimates by a factor that grows with their number.
         BOUND: The member of that family with the smallest KL.
         MSE: The best in Frobenius norm.
         NAIVE: ``(A + C) (x) (B + D)``.

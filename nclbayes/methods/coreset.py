@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,6 +82,8 @@ class CoresetLearner(KeepingLearner):
         """
         last = self._last[1] if self._last is not None and self._last[0] == self.tasks else None
         engine = last or _from_tensor(self.memory.get(_ENGINE)) or self.engine
+        # The coreset is of the tasks that the posterior knows: before it nothing fades.
+        engine = replace(engine, retention=1.0)
         refined = OnlinePosterior(self.model, engine, generator=self.generator.clone_state())
         refined._belief = self._belief
         refined.update(TaskMixture(self.kept, name="coreset"), progress=False)

@@ -20,7 +20,9 @@ class EWC(AdamEngine):
     ``Lambda <- gamma Lambda + diag F_k``.
 
     Attributes:
-        decay: gamma, by which older tasks fade; 1 keeps them.
+        decay: gamma, by which older tasks fade; 1 keeps them. It fades the prior with them, towards no precision at
+            all, and only after a task, which is thus learnt under the whole pull; `retention` fades towards the prior,
+            and before.
 
     Example:
         >>> from nclbayes.methods import EWC

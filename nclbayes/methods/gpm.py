@@ -37,6 +37,7 @@ class GPM(Engine):
 
     has_trust_region: ClassVar[bool] = False
     has_prior: ClassVar[bool] = False
+    can_fade: ClassVar[bool] = False
     needs_activity: ClassVar[bool] = True
     threshold: float = 0.97
 

@@ -30,6 +30,7 @@ class PlainTraining(Engine):
     needs_fisher: ClassVar[bool] = False
     has_trust_region: ClassVar[bool] = False
     has_prior: ClassVar[bool] = False
+    can_fade: ClassVar[bool] = False
 
     def run(self, problem: Problem) -> Outcome:
         """Train on the task.

@@ -37,6 +37,7 @@ class SynapticIntelligence(AdamEngine):
 
     structure: ClassVar[Structure] = Structure.DIAGONAL
     needs_fisher: ClassVar[bool] = False
+    can_fade: ClassVar[bool] = False
     damping: float = 0.1
 
     def __post_init__(self) -> None:

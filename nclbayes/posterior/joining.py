@@ -32,7 +32,8 @@ class Joined:
     """A task as a posterior meets it.
 
     Attributes:
-        states: The Gaussian of each block that the task touches; a new block has its prior.
+        states: The Gaussian of each block that the task touches, faded by the engine's retention; a new block has
+            its prior.
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         fixed: The values of the other sites that the model meets.
@@ -91,6 +92,7 @@ def join(
     for state in known.values():
         mean |= state.block.unpack(state.loc)
     states: dict[str, State] = {}
+    priors: dict[str, State] = {}
     values: dict[str, Tensor] = {}
     rows: dict[str, float] = {}
     outputs: tuple[str, ...] = ()
@@ -100,12 +102,16 @@ def join(
     for part, batch in zip(task.parts, examples, strict=True):
         with of_task(part.name):
             run, targets = look(model, to_device(batch, device), part.context, mean)
-            states |= touched_states(run, {**known, **states}, engine.structure)
+            touched = touched_states(run, {**known, **states}, engine.structure)
+        states |= touched
+        for name in touched.keys() & trained if engine.retention != 1 else ():
+            priors[name] = prior_state(touched[name].block, run.latents, engine.structure)
         allowed.append(targets)
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
         outputs = tuple(run.observed)
+    states |= {name: states[name].faded(prior, engine.retention) for name, prior in priors.items()}
     with of_task(task.name):
         start = starting_points(states, trained, initial, generator)
     learnt: dict[str, Tensor] = {}

@@ -19,6 +19,7 @@ from tests.processes import run_apart
 
 ENGINES = {
     "laplace": ncl.LaplaceNCL(steps=60, batch_size=16),
+    "fading": ncl.LaplaceNCL(steps=60, batch_size=16, retention=0.8),
     "variational": ncl.VariationalNCL(steps=60, batch_size=16, particles=2, refresh_every=7, beta=0.3),
 }
 
@@ -48,7 +49,13 @@ def learn_second(engine: str, kind: str, kill_at: int, checkpoint: Path | None, 
 
 @pytest.mark.parametrize(
     ("engine", "kind"),
-    [("laplace", "tensors"), ("laplace", "loader"), ("variational", "tensors"), ("variational", "sampler")],
+    [
+        ("laplace", "tensors"),
+        ("laplace", "loader"),
+        ("fading", "tensors"),
+        ("variational", "tensors"),
+        ("variational", "sampler"),
+    ],
 )
 def test_a_killed_update_goes_on_and_ends_in_the_same_posterior(tmp_path: Path, engine: str, kind: str) -> None:
     def child(kill_at: int, checkpoint: Path | None, out: Path) -> int:
