@@ -23,7 +23,7 @@ from nclbayes.posterior.arguments import check_posterior, check_predict, check_u
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.joining import few_examples, look, touched_states
 from nclbayes.posterior.prediction import predicted
-from nclbayes.posterior.saving import Saved, fitted_learner, read_posterior, write_posterior
+from nclbayes.posterior.saving import Saved, check_model, fitted_learner, read_posterior, write_posterior
 from nclbayes.posterior.updating import UpdateReport, updated
 from nclbayes.storage import Misfit, refused
 from nclbayes.watch.run import Model
@@ -142,11 +142,7 @@ class OnlinePosterior:
         check_update(task, progress, generator, checkpoint_every, callbacks)
         if engine is not None:
             checked_engine(engine)
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            raise SettingError(
-                f"Task '{task.name}' cannot be learnt in a callback of an update of the same posterior: one of the two "
-                "would be lost. Update another posterior there, or this one afterwards."
-            )
+        self._refuse_while_learning(f"Task '{task.name}' cannot be learnt")
         source = self.generator if generator is None else generator
         with self._lock:
             before = self._belief
@@ -262,7 +258,7 @@ class OnlinePosterior:
             posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
             posterior._belief = saved.belief
             posterior._check_memory()
-        posterior._check_model(path)
+        check_model(path, model, saved.belief)
         return posterior
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -321,6 +317,7 @@ class OnlinePosterior:
         Returns:
             The posterior itself.
         """
+        self._refuse_while_learning("The posterior cannot be moved")
         target = torch.device(device)
         with self._lock:
             self._belief = as_found(None, lambda: self._belief.to(target))
@@ -343,6 +340,13 @@ class OnlinePosterior:
         self.__dict__.update(state)
         self._lock = threading.RLock()
 
+    def _refuse_while_learning(self, what: str) -> None:
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise SettingError(
+                f"{what} in a callback of an update of the same posterior: one of the two would be lost. Do it with "
+                "another posterior there, or with this one afterwards."
+            )
+
     def _first_belief(self, example: Task) -> Belief:
         """The priors of the sites that a task shows."""
         with of_task(example.name):
@@ -355,20 +359,6 @@ class OnlinePosterior:
         for name, tensor in self._belief.memory.items():
             if not name.startswith(self._may_hold_nan) and not bool(torch.isfinite(tensor).all()):
                 raise Misfit(f"the tensor '/memory/{name}' has NaN or infinite entries")
-
-    def _check_model(self, path: str | os.PathLike[str]) -> None:
-        """Refuse a model whose weights are not those of the posterior, where it says what they are."""
-        initial_values = getattr(self.model, "initial_values", None)
-        if initial_values is None:
-            return
-        initial = initial_values()
-        for site, value in self._belief.mean().items():
-            own = initial.get(site)
-            if own is None or (own.shape, own.dtype) != (value.shape, value.dtype):
-                found = "there is no such site" if own is None else f"that of the model {tuple(own.shape)}, {own.dtype}"
-                raise FileError(
-                    f"'{path}' is of another model: its site '{site}' is {tuple(value.shape)}, {value.dtype}; {found}."
-                )
 
     def _updated(
         self,

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import ENGINES, Engine
-from nclbayes.errors import NCLError
+from nclbayes.errors import FileError, NCLError
 from nclbayes.gaussians import SavedState
 from nclbayes.posterior.belief import Belief
 from nclbayes.storage import Form, Misfit, fitted, open_sealed, write_file
 from nclbayes.storage.generators import set_state
+from nclbayes.watch.run import Model
 
 
 @dataclass(frozen=True)
@@ -265,3 +266,27 @@ def _generator(device: str, state: Tensor, path: str | os.PathLike[str]) -> torc
     generator = torch.Generator(device=device)
     set_state(generator, state, "generator")
     return generator
+
+
+def check_model(path: str | os.PathLike[str], model: Model, belief: Belief) -> None:
+    """Refuse a model whose weights are not those of a posterior, where it says what they are.
+
+    Args:
+        path: The posterior's file.
+        model: The model.
+        belief: What the file holds.
+
+    Raises:
+        FileError: If the posterior is of another model.
+    """
+    initial_values = getattr(model, "initial_values", None)
+    if initial_values is None:
+        return
+    initial = initial_values()
+    for site, value in belief.mean().items():
+        own = initial.get(site)
+        if own is None or (own.shape, own.dtype) != (value.shape, value.dtype):
+            found = "there is no such site" if own is None else f"that of the model {tuple(own.shape)}, {own.dtype}"
+            raise FileError(
+                f"'{path}' is of another model: its site '{site}' is {tuple(value.shape)}, {value.dtype}; {found}."
+            )

@@ -193,6 +193,8 @@ def test_an_update_of_the_same_posterior_in_a_callback_is_refused_and_of_another
         other.update(task("inner", 1), progress=False)
         with pytest.raises(SettingError, match="in a callback"):
             posterior.update(task("inner", 1), progress=False)
+        with pytest.raises(SettingError, match="moved in a callback"):
+            posterior.to("cpu")
 
     posterior.update(task("outer", 0), progress=False, callbacks=[nested])
     assert posterior.tasks == ("outer",)
