@@ -203,8 +203,8 @@ def open_sealed(path: str | os.PathLike[str], kind: str) -> Iterator[SealedFile]
         forms, end = _forms(entries)
         expected = 8 + len(header) + end
         if size != expected:
-            state = "is truncated" if size < expected else "is damaged"
-            raise FileError(f"'{target}' {state}: it has {size} bytes, and should have {expected}.")
+            cut = "it is truncated: " if size < expected else ""
+            raise FileError(f"'{target}' is damaged: {cut}it has {size} bytes, and should have {expected}.")
         yield SealedFile(target, content, forms, file)
 
 
