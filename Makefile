@@ -1,12 +1,15 @@
 PYTHON ?= python
 
-.PHONY: test slow lint type bench docs build
+.PHONY: test slow exhaustive lint type bench docs build
 
 test:
 	$(PYTHON) -m pytest -n auto --dist worksteal
 
 slow:
 	$(PYTHON) -m pytest -n auto --dist worksteal -m slow
+
+exhaustive:
+	$(PYTHON) -m pytest -n auto --dist worksteal -m exhaustive
 
 lint:
 	$(PYTHON) -m ruff check .

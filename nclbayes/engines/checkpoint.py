@@ -84,11 +84,12 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
 
 
-def _agree(first: Tensor, second: Tensor) -> bool:
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
+def _agree(saved: Tensor, own: Tensor) -> bool:
+    if (saved.dtype, saved.shape) != (own.dtype, own.shape):
         return False
-    largest = torch.maximum(first.abs(), second.abs()).max() if first.numel() else 0.0
-    return bool(torch.allclose(first, second, rtol=0.0, atol=float(_ROUNDING * largest), equal_nan=True))
+    finite = own[own.isfinite()].abs()
+    tolerance = _ROUNDING * float(finite.max()) if finite.numel() else 0.0
+    return bool(torch.allclose(saved, own, rtol=0.0, atol=tolerance, equal_nan=True))
 
 
 def identity(settings: object, tensors: Mapping[str, Tensor]) -> str:

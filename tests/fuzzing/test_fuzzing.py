@@ -21,5 +21,12 @@ def test_odd_inputs_are_refused_in_clear_words_and_leave_everything_as_it_was(tm
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_so_are_ten_thousand(tmp_path: Path) -> None:
-    assert not faults(range(10_000), tmp_path)
+def test_so_are_a_thousand(tmp_path: Path) -> None:
+    assert not faults(range(200_000, 201_000), tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", [0, 5_000])
+def test_so_are_ten_thousand(tmp_path: Path, first: int) -> None:
+    assert not faults(range(first, first + 5_000), tmp_path)

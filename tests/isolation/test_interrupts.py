@@ -66,16 +66,18 @@ def test_an_interrupt_at_any_line_leaves_no_trace(learner: str, source: str) -> 
     assert not any(wrong), wrong
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lines", [pytest.param(30, marks=pytest.mark.slow), pytest.param(250, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize(("learner", "source"), CASES)
-def test_interrupts_at_many_lines_leave_no_trace(learner: str, source: str) -> None:
+def test_interrupts_at_many_lines_leave_no_trace(learner: str, source: str, lines: int) -> None:
     course, draw = Course(learner, source), random.Random(0)
     total = course.lines()
-    wrong = [course.interrupted(draw.randrange(1, total + 1)) for _ in range(250)]
+    wrong = [course.interrupted(draw.randrange(1, total + 1)) for _ in range(lines)]
     assert not any(wrong), wrong
 
 
-@pytest.mark.parametrize("lines", [8, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lines", [8, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_an_interrupt_while_the_process_is_put_back_is_mended_by_the_next_update(lines: int) -> None:
     course, within = Course("laplace", "tensors"), "isolation/process.py"
     total = course.lines(within)

@@ -157,7 +157,7 @@ def test_updates_in_threads_end_where_each_alone_does() -> None:
     updates_in_threads(4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_thousand_predictions_and_a_hundred_updates_in_each_of_four_threads() -> None:
     predictions_in_threads(1000)
     updates_in_threads(100)
