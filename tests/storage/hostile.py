@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+from nclbayes.errors import FileError
 
 
 def deep(levels: int) -> Any:
@@ -44,6 +47,17 @@ def with_value(content: Any, where: tuple[Any, ...], value: Any) -> Any:
         inner = inner[key]
     inner[where[-1]] = value
     return made
+
+
+def objection(path: Path, load: Callable[[], object]) -> str:
+    """What is wrong with how a file is refused: nothing, if it is by an error of one line that names it."""
+    try:
+        load()
+    except FileError as error:
+        return str(error) if str(path) not in str(error) or "\n" in str(error) else ""
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+    return "it is read"
 
 
 HOSTILE_TEXTS: dict[str, bytes] = {
