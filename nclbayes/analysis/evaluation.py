@@ -12,7 +12,7 @@ from torch import distributions as torch_dist
 
 from nclbayes.data.task import Task
 from nclbayes.errors import DataError
-from nclbayes.posterior.prediction import base_of
+from nclbayes.posterior.query import base_of
 
 Metric = Callable[[Any, tuple[Any, ...]], Tensor]
 """From a predictive distribution and its batch to one number (or truth value) for each example."""

@@ -21,7 +21,7 @@ from nclbayes.isolation.randomness import drawing_from
 from nclbayes.methods import JointLearner, find_method
 from nclbayes.nn import BayesianNetwork
 from nclbayes.posterior import OnlinePosterior
-from nclbayes.posterior.prediction import predictive
+from nclbayes.posterior.query import Query
 
 Watcher = Callable[[str], None]
 
@@ -214,7 +214,7 @@ class _Untrained:
         context.pop("num_samples", None)
         with torch.no_grad(), drawing_from(generator, self._device):
             inputs = to_device(inputs, self._device)
-            return predictive(self._model, inputs, context, self._model.initial_values(), "y")
+            return Query(self._model, inputs, context, ("y",)).at(self._model.initial_values())
 
 
 def _scores(config: RunConfig, setup: Setup, learner: Any, tasks: list[Task]) -> list[Score]:

@@ -49,11 +49,6 @@ class DiagonalState(State):
         """log|Lambda|."""
         return float(self.precision.log().sum())
 
-    @property
-    def is_positive(self) -> bool:
-        """Whether every precision is a finite positive number."""
-        return bool(((self.precision > 0) & self.precision.isfinite()).all())
-
     def log_prob(self, matrix: Tensor) -> Tensor:
         """The log density of the block's weights."""
         return self.distribution.log_prob(matrix)

@@ -52,11 +52,6 @@ class KroneckerState(State):
         return float(self.precision.logdet.sum())
 
     @property
-    def is_positive(self) -> bool:
-        """Yes: the factors have been factorised."""
-        return True
-
-    @property
     def kl_of_sum(self) -> float | None:
         """The nats lost when a sum of two precisions was replaced by this one; None if it is no such sum."""
         return float(self.precision.kl.sum()) if isinstance(self.precision, KroneckerSum) else None

@@ -66,11 +66,6 @@ class State(ABC):
         """log|Lambda|, of all matrices of a stack together."""
 
     @property
-    @abstractmethod
-    def is_positive(self) -> bool:
-        """Whether the precision is finite and positive definite."""
-
-    @property
     def kl_of_sum(self) -> float | None:
         """The nats lost when a sum of two precisions was replaced by this one; None where nothing can be lost."""
         return None

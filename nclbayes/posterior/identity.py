@@ -11,7 +11,7 @@ from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
 from nclbayes.posterior.joining import Joined, look
-from nclbayes.posterior.prediction import base_of, parameters_of
+from nclbayes.posterior.query import base_of, parameters_of
 from nclbayes.watch.run import Model
 
 

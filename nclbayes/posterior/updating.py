@@ -15,11 +15,13 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
-from nclbayes.errors import ModelError
+from nclbayes.errors import ModelError, PriorError
+from nclbayes.gaussians.checking import check_parts
 from nclbayes.posterior.arguments import checked_path
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.identity import model_probe, update_identity
 from nclbayes.posterior.joining import join
+from nclbayes.storage import Misfit
 from nclbayes.watch.run import Model
 
 
@@ -165,5 +167,10 @@ def _check_outcome(outcome: Outcome, task: str, engine: Engine) -> None:
     for name, state in outcome.states.items():
         if not bool(torch.isfinite(state.loc).all()):
             raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)
-        if not state.is_positive:
-            raise diverged(f"The precisions of block '{name}' are not positive numbers", task, engine)
+        try:
+            check_parts(name, state.tensors())
+        except Misfit as misfit:
+            raise PriorError(
+                f"The posterior of block '{name}' after task '{task}' is lost in rounding: {misfit}. Its prior and the "
+                "task's Fisher lie too many powers of ten apart; choose a prior scale nearer to the size of weights."
+            ) from misfit

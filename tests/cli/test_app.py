@@ -142,7 +142,7 @@ def test_the_module_runs_and_tells_about_itself() -> None:
 @pytest.mark.slow
 def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nclbayes", "run", "split-digits", "--method", "none", "--tasks", "2"]
-    command += ["--steps", "2000", "--quiet", "--out", str(tmp_path)]
+    command += ["--steps", "1000", "--quiet", "--out", str(tmp_path)]
     # A shell's background jobs ignore the signal; the child must not inherit that.
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)

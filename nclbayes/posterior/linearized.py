@@ -1,0 +1,93 @@
+"""The predictive of a network that is linear in its weights around the posterior mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch import distributions as torch_dist
+from torch.func import jacrev, vmap
+
+from nclbayes.errors import ModelError
+from nclbayes.gaussians import State
+from nclbayes.isolation.failures import running
+from nclbayes.posterior.query import Query, base_of
+from nclbayes.watch.sites import base_normal
+
+# Jacobians are computed for so many examples at a time that they hold about so many numbers.
+_JACOBIAN_NUMBERS = 1 << 26
+
+
+def linearized(query: Query, states: Mapping[str, State], *, draws: int, generator: torch.Generator) -> Any:
+    """The predictive of the network linearised around the posterior mean.
+
+    Outputs are Gaussian with covariance ``sum_b J_b Lambda_b^-1 J_b^T``, J_b the Jacobian of an example's outputs with
+    respect to block b. A Normal likelihood adds its variance; a Categorical's probabilities are averaged over draws of
+    its logits.
+
+    Args:
+        query: The model and its inputs, examples along the first dimension of each tensor; the output must be
+            Categorical or Normal, with one vector of outputs an example.
+        states: The blocks' Gaussians; a weight of none of them has its prior.
+        draws: How many draws of a Categorical's logits to average over.
+        generator: Decides them.
+
+    Returns:
+        A Categorical, a Normal (one output) or a MultivariateNormal.
+
+    Raises:
+        ModelError: If the output is neither Categorical nor Normal.
+    """
+    mean: dict[str, Tensor] = {}
+    for state in states.values():
+        mean |= state.block.unpack(state.loc)
+    with torch.no_grad():
+        fn, untouched = query.reach(mean)
+    priors = {site: base_normal(site, prior) for site, prior in untouched.items()}
+    mean |= {site: prior.mean.expand(untouched[site].shape()) for site, prior in priors.items()}
+    base = base_of(fn)
+    events = 0 if isinstance(base, torch_dist.Categorical) else 1
+    known = isinstance(base, (torch_dist.Categorical, torch_dist.Normal))
+    if not known or len(fn.batch_shape) != 1 or len(fn.event_shape) > events:
+        raise ModelError(
+            f"The linearised predictive is known for Categorical and Normal outputs, one class or one vector an "
+            f"example; this is a {type(base).__name__} of batch shape {tuple(fn.batch_shape)} and event "
+            f"shape {tuple(fn.event_shape)}. Use num_samples instead (or .to_event(1) for a vector of outputs)."
+        )
+    parameter = "logits" if isinstance(base, torch_dist.Categorical) else "loc"
+
+    def network(weights: dict[str, Tensor], *example: Any) -> Tensor:
+        arguments = [item.unsqueeze(0) if isinstance(item, Tensor) else item for item in example]
+        here = base_of(replace(query, inputs=arguments).at(weights))
+        return getattr(here, parameter).reshape(-1)
+
+    centre = getattr(base, parameter)
+    centre = centre.reshape(centre.shape[0], -1)
+    size = sum(value.numel() for value in mean.values())
+    chunk = max(1, _JACOBIAN_NUMBERS // (size * centre.shape[-1]))
+    dims = (None, *(0 if isinstance(item, Tensor) else None for item in query.inputs))
+    with running(query.inputs), pyro.validation_enabled(False):
+        jacobians = vmap(jacrev(network), in_dims=dims, chunk_size=chunk)(mean, *query.inputs)
+    covariance = torch.zeros_like(centre).unsqueeze(-1) @ torch.zeros_like(centre).unsqueeze(-2)
+    for state in states.values():
+        whitened = state.whiten(state.block.pack(jacobians)).reshape(*centre.shape, -1)
+        covariance = covariance + whitened @ whitened.mT
+    for site, prior in priors.items():
+        whitened = (jacobians[site] * prior.stddev).reshape(*centre.shape, -1)
+        covariance = covariance + whitened @ whitened.mT
+    if isinstance(base, torch_dist.Normal):
+        variance = base.scale.reshape(centre.shape).square()
+        if not fn.event_shape:
+            return dist.Normal(base.loc, (covariance[..., 0, 0] + variance[..., 0]).sqrt().reshape(base.loc.shape))
+        return dist.MultivariateNormal(base.loc, covariance + torch.diag_embed(variance))
+    # Logits are free up to a shift, so that their covariance is singular: take its symmetric root.
+    values, vectors = torch.linalg.eigh(covariance.double())
+    root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)).to(centre.dtype)
+    eps = torch.randn(draws, *centre.shape, generator=generator, dtype=centre.dtype, device=generator.device)
+    logits = centre + (root @ eps.to(centre.device).unsqueeze(-1)).squeeze(-1)
+    return dist.Categorical(probs=logits.softmax(-1).mean(0))

@@ -1,0 +1,37 @@
+"""What an update checks before anybody has the new posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+import nclbayes as ncl
+from nclbayes.engines.base import ENGINES, Outcome, Problem
+from nclbayes.errors import PriorError
+from tests.engines.test_laplace import classification_task, classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spoiling(ncl.LaplaceNCL):
+    """Ends with an inverse that is not that of its precision, as rounding can over very many powers of ten."""
+
+    def run(self, problem: Problem) -> Outcome:
+        outcome, states = super().run(problem), {}
+        for name, state in outcome.states.items():
+            inverse = 1.1 * state.precision.input_inverse
+            states[name] = replace(state, precision=replace(state.precision, input_inverse=inverse))
+        return replace(outcome, states=states)
+
+
+del ENGINES["Spoiling"]
+
+
+def test_a_posterior_that_rounding_has_spoilt_is_refused_where_it_arises() -> None:
+    """Not when its file is read, and the task's data are gone."""
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=5))
+    posterior.update(classification_task())
+    before = dict(posterior.blocks)
+    with pytest.raises(PriorError, match=r"after task 'classes 2' is lost in rounding: .* powers of ten apart"):
+        posterior.update(classification_task(seed=2), engine=Spoiling(steps=5))
+    assert all(posterior.blocks[name] is state for name, state in before.items())
