@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -45,6 +46,8 @@ def number(name: str, value: Any, holds: Callable[[float], bool] | None = None, 
         raise SettingError(f"{name} must be finite, not {shown(value)}.")
     if holds is not None and not holds(found):
         raise SettingError(f"{name} must be {what}, not {shown(value)}.")
+    if 0 < abs(found) < sys.float_info.min:
+        raise SettingError(f"{name} is too small to be told from 0: {shown(value)}.")
     return found
 
 

@@ -38,31 +38,38 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
 
 
-@contextmanager
-def running(batch: Sequence[Any], what: str = "The model") -> Iterator[None]:
+class running:
     """Around a call of a model: what does not fit is said with the batch that it does not fit.
+
+    No generator: one that is closed, since an interrupt came before its first line, would take that for an error of
+    the model's.
 
     Args:
         batch: What the model is called with.
         what: Who is called.
 
-    Yields:
-        Nothing.
-
     Raises:
         DataError: If the model raised a plain error of Python's or torch's. Errors of any other class pass.
         ModelError: If it raised StopIteration, which would end a loop of the caller's.
     """
-    try:
-        yield
-    except (StopIteration, GeneratorExit) as error:
-        raise ModelError(f"{what} raised {type(error).__name__}: raise another error, or catch it there.") from error
-    except Exception as error:
-        if isinstance(error, NCLError) or not is_plain(error):
-            raise
+
+    def __init__(self, batch: Sequence[Any], what: str = "The model") -> None:
+        self._batch, self._what = batch, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (StopIteration, GeneratorExit)):
+            said = f"{self._what} raised {type(error).__name__}: raise another error, or catch it there."
+            raise ModelError(said) from error
+        if error is None or isinstance(error, NCLError) or not is_plain(error):
+            return
         remedy = " Make both of one dtype: x.float(), or net.double()." if "dtype" in str(error) else ""
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise DataError(f"{what} cannot take inputs of shape {_shapes(batch)}: {reason}.{remedy}") from error
+        raise DataError(
+            f"{self._what} cannot take inputs of shape {_shapes(self._batch)}: {reason}.{remedy}"
+        ) from error
 
 
 def _shapes(batch: Sequence[Any]) -> str:

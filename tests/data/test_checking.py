@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from nclbayes import LaplaceNCL
 from nclbayes.data.checking import AllowedTargets, check_tensor, checked_batch, flag, number, whole_number
 from nclbayes.errors import DataError, SettingError
 
@@ -82,3 +83,10 @@ def test_values_that_targets_cannot_have(target: torch.Tensor, message: str) -> 
     allowed.check(torch.tensor([True, False]).long())
     with pytest.raises(DataError, match=message):
         allowed.check(target)
+
+
+def test_numbers_that_are_flushed_to_zero_are_refused() -> None:
+    """While a task is learnt they are 0, and a setting that was positive would no longer be."""
+    with pytest.raises(SettingError, match=r"fisher_temperature is too small to be told from 0: 1e-320"):
+        LaplaceNCL(fisher_temperature=1e-320)
+    assert LaplaceNCL(alpha=0).alpha == 0
