@@ -4,7 +4,7 @@ from nclbayes.interrupts import leave_quietly
 
 leave_quietly()  # The imports below take seconds, in which the command line may be interrupted.
 
-from nclbayes import nn, tasks
+from nclbayes import nn, priors, tasks
 from nclbayes.analysis import Record, Score, evaluate
 from nclbayes.data import Task, TaskMixture
 from nclbayes.engines import LaplaceNCL, VariationalNCL
@@ -44,6 +44,7 @@ __all__ = [
     "fisher",
     "kronecker_sum",
     "nn",
+    "priors",
     "tasks",
     "valid_steps",
 ]

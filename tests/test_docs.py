@@ -34,6 +34,7 @@ PACKAGES = (
     ".engines",
     ".methods",
     ".nn",
+    ".priors",
     ".tasks",
     ".analysis",
     ".experiments",

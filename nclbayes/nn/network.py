@@ -17,6 +17,7 @@ from nclbayes.data.checking import AllowedTargets, shown, whole_number
 from nclbayes.errors import DataError, ModelError, SettingError
 from nclbayes.isolation.failures import running
 from nclbayes.nn.likelihoods import Likelihood
+from nclbayes.priors import Scaled
 
 
 class BayesianNetwork(PyroModule):
@@ -31,8 +32,9 @@ class BayesianNetwork(PyroModule):
     Args:
         net: Any module; examples lie along the first dimension of its inputs and its output.
         likelihood: What the output means.
-        prior: ``Normal(loc, scale)`` for all weights; or a mapping from patterns such as ``"*.bias"`` to Normals, of
-            which the first that matches a parameter's name counts; or a callable ``prior(name, parameter)``.
+        prior: :func:`ncl.priors.scaled(1.0) <nclbayes.priors.scaled>`, as wide as each layer wants; or
+            ``Normal(loc, scale)`` for all weights; or a mapping from patterns such as ``"*.bias"`` to such, of which
+            the first that matches a parameter's name counts; or a callable ``prior(name, parameter)``.
         inputs: How many positional inputs the network takes.
         mask: A function of those inputs that returns which targets count (padding does not), if not all do.
         weight: A function of those inputs that returns what each target counts, if not once each (Normal likelihoods).
@@ -81,7 +83,7 @@ class BayesianNetwork(PyroModule):
         self._weights: dict[str, torch.Size] = {}
         for name, parameter in net.named_parameters():
             if parameter.requires_grad:
-                normal = _prior_of(prior, name, parameter)
+                normal = _prior_of(prior, name, parameter, net)
                 self._weights[name] = parameter.shape
                 for part in ("loc", "scale"):
                     value = getattr(normal, part).to(parameter).detach().clone()
@@ -184,24 +186,28 @@ def _checked_output(output: object) -> Tensor:
     return output
 
 
-def _prior_of(prior: Any, name: str, parameter: Tensor) -> Any:
+def _prior_of(prior: Any, name: str, parameter: Tensor, net: nn.Module) -> Any:
     """The Normal that a prior gives a parameter, as a base distribution whose loc and scale broadcast to it."""
     if isinstance(prior, Mapping):
-        found = next((p for pattern, p in prior.items() if fnmatchcase(name, str(pattern))), None)
-        if found is None:
+        matching = next((p for pattern, p in prior.items() if fnmatchcase(name, str(pattern))), None)
+        if matching is None:
             raise SettingError(
                 f"No pattern of the prior ({', '.join(map(repr, prior))}) matches the parameter '{name}'. Add one, or "
                 "'*' as the last, or freeze the parameter."
             )
-    elif isinstance(prior, torch.distributions.Distribution):
+        return _prior_of(matching, name, parameter, net)
+    found: Any
+    if isinstance(prior, torch.distributions.Distribution):
         found = prior
+    elif isinstance(prior, Scaled):
+        found = prior.of(net, name)
     elif callable(prior) and not isinstance(prior, type):
         found = prior(name, parameter)
     else:
         what = shown(prior) if isinstance(prior, type) else f"a {type(prior).__name__}"
         raise SettingError(
-            "The prior must be a Normal such as dist.Normal(0.0, 1.0), a mapping from patterns of names to Normals, or "
-            f"a function of name and parameter, not {what}."
+            "The prior must be one such as ncl.priors.scaled(1.0) or dist.Normal(0.0, 1.0), a mapping from patterns of "
+            f"names to such, or a function of name and parameter, not {what}."
         )
     base = found
     while isinstance(base, torch.distributions.Independent):
