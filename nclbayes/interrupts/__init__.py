@@ -75,8 +75,9 @@ def kept_from_children() -> Iterator[None]:
 def _is_command_line() -> bool:
     # Python's own options stand before the program, and the program's arguments behind it, in both lists. (While
     # `python -m nclbayes` imports this package, argv[0] is still "-m".)
-    program = sys.orig_argv[-len(sys.argv) :][:1]
-    return [os.path.basename(path).removesuffix(".exe") for path in program] == ["nclbayes"]
+    program = [*sys.orig_argv[-len(sys.argv) :][:1], *sys.argv[:1]]
+    names = [os.path.basename(path).removesuffix(".exe") for path in program]
+    return names in (["nclbayes", name] for name in ("nclbayes", "-m", "__main__.py"))
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

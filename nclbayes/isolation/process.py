@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,15 +20,15 @@ from pyro.nn import PyroModule
 from pyro.poutine import runtime
 from torch import nn
 
-from nclbayes.errors import NCLError
+from nclbayes.errors import NCLError, SettingError
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 T = TypeVar("T")
 
-# Held by the thread whose model runs. An RLock is taken and let go by a single instruction of a `with` statement, and
-# knows its owner: unlike a flag of ours, it cannot be left wrong by an interrupt.
+# Held by the thread whose model runs. It knows its owner: what an interrupt leaves locked is found and let go by
+# the call around it.
 _LOCK = threading.RLock()
 # What the runs under way found, the outermost first: read and changed by the lock's owner only.
 _RUNS: list[_Shared] = []
@@ -76,18 +77,66 @@ class Alone:
 
     def __enter__(self) -> None:
         _LOCK.acquire()
-        self._found = _Shared(self._generators)
-        _RUNS.append(self._found)
-        # Handlers around the call, or of another thread's own code, are not meant for this run.
-        runtime._PYRO_STACK.clear()
-        runtime._DIM_ALLOCATOR._stack.clear()
+        try:
+            self._found = _Shared(self._generators)
+            _RUNS.append(self._found)
+            # Handlers around the call, or of another thread's own code, are not meant for this run.
+            runtime._PYRO_STACK.clear()
+            runtime._DIM_ALLOCATOR._stack.clear()
+        except BaseException:
+            self._leave()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         if self._found in _RUNS:
             _end_runs(_RUNS.index(self._found))
         _LOCK.release()
+
+
+class Turn:
+    """The turn at an object that one thread at a time may change.
+
+    A thread that holds such a turn waits for its models to run alone, so nobody who runs one (a data source that is
+    read, a network) may wait for a turn: both would wait for ever.
+
+    Args:
+        what: The object, for the message.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._lock = threading.RLock()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has the turn."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+
+    def taken(self) -> AbstractContextManager[Any]:
+        """A context in which this thread has the turn.
+
+        Returns:
+            The context.
+
+        Raises:
+            SettingError: If another thread has it, and may be waiting for this one.
+        """
+        if not _is_mine():
+            # Taken and let go by single instructions of a `with` statement, between which no interrupt comes.
+            return self._lock
+        if not self._lock.acquire(blocking=False):
+            raise SettingError(
+                f"{self._what} is in use by another thread, which may be waiting for this one: a model runs here, or "
+                "the data of one are read. Call it elsewhere, or pass a `generator` to predict or to sample with."
+            )
+        stack = ExitStack()
+        stack.callback(self._lock.release)
+        return stack
 
 
 class _Found:
@@ -96,9 +145,14 @@ class _Found:
     Args:
         model: The model that will be run; of a module, whose weights a run replaces, what it holds is noted.
         generators: What the call draws from.
+        is_done: Whether the call has had its effect, although something was raised afterwards.
+
+    Attributes:
+        succeeded: Whether the call has done what it was asked for.
     """
 
-    def __init__(self, model: object, generators: Iterable[torch.Generator]) -> None:
+    def __init__(self, model: object, generators: Iterable[torch.Generator], is_done: Callable[[], bool]) -> None:
+        self.succeeded, self._is_done = False, is_done
         self._grad = torch.is_grad_enabled()
         self._flushing = flushes_denormals()
         self._modes = torch._C._len_torch_function_stack()
@@ -106,19 +160,18 @@ class _Found:
         self._generators = [(generator, generator.get_state()) for generator in generators]
         self._weights: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._contexts = []
-        self._runs = len(_RUNS) if _is_mine() else 0
+        self._holds, self._runs = _is_mine(), len(_RUNS) if _is_mine() else 0
         with _LOCK:
             for module in model.modules() if isinstance(model, nn.Module) else ():
                 self._weights.append((module._parameters, dict(module._parameters)))
                 if isinstance(module, PyroModule):
                     self._contexts.append((module._pyro_context, module._pyro_context.active))
 
-    def restore(self, succeeded: bool) -> None:
+    def restore(self) -> None:
         """Put everything back.
 
-        Args:
-            succeeded: Whether the call has done what it was asked for. If not, its generators go back too, as if
-                nothing had been drawn, and so do weights that a run may have left swapped.
+        If the call has not done what it was asked for, its generators go back too, as if nothing had been drawn, and so
+        do weights that a run may have left swapped.
         """
         torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self._transforms)
         while torch._C._len_torch_function_stack() > self._modes:
@@ -127,7 +180,7 @@ class _Found:
         torch.set_flush_denormal(self._flushing)
         with _LOCK:
             _end_runs(self._runs)
-            if not succeeded:
+            if not (self.succeeded or self._is_done()):
                 for held, before in self._weights:
                     held.update(before)
                 for context, active in self._contexts:
@@ -135,7 +188,7 @@ class _Found:
                     context.cache.clear()
                 for generator, state in self._generators:
                     generator.set_state(state)
-        while _is_mine() and not self._runs:
+        while _is_mine() and not self._holds:
             _LOCK.release()
 
 
@@ -148,7 +201,7 @@ def as_found(
 ) -> T:
     """Do some work with a model, with autograd on, and leave the process as it was found whatever is raised.
 
-    A call inside another is part of that one's work.
+    A call inside another leaves the process as it was when it began, in the midst of that one's work.
 
     Args:
         model: The model.
@@ -159,27 +212,28 @@ def as_found(
     Returns:
         What the work returns.
     """
-    if _is_inside():
-        return work()
-    if getattr(_THREAD, "found", None) is not None:
+    outermost, handled = not _is_inside(), sys.exc_info()[1]
+    if outermost and getattr(_THREAD, "found", None) is not None:
         # An interrupt hit the last lines of the call before, and not everything was put back.
-        _THREAD.found.restore(_THREAD.is_done())
-    succeeded = False
-    _THREAD.is_done = lambda: succeeded or is_done()
-    _THREAD.found = _Found(model, generators)
+        _THREAD.found.restore()
+    found = _Found(model, generators, is_done)
+    if outermost:
+        _THREAD.found = found
     try:
         # Changes of context variables are left behind in the copy.
         result = copy_context().run(_learning, work)
-        succeeded = True
+        found.succeeded = True
         return result
     except (NCLError, RuntimeError) as error:
         # What an interrupt broke, in torch's vmap say, may be reported as an error of its own.
-        if _is_interrupt(error):
+        is_ours = isinstance(error, NCLError) or type(error) is RuntimeError
+        if is_ours and _is_interrupt(error, handled):
             raise KeyboardInterrupt from error
         raise
     finally:
-        _THREAD.found.restore(_THREAD.is_done())
-        _THREAD.found = _THREAD.is_done = None
+        found.restore()
+        if outermost:
+            _THREAD.found = None
 
 
 def _learning(work: Callable[[], T]) -> T:
@@ -190,10 +244,11 @@ def _learning(work: Callable[[], T]) -> T:
         return work()
 
 
-def _is_interrupt(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def _is_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:
+    """Whether an interrupt is behind an error, and not one that the caller was handling already."""
+    while error is not None and error is not handled and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return error is not None and error is not handled
 
 
 def _is_inside() -> bool:

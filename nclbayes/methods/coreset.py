@@ -68,7 +68,7 @@ class CoresetLearner(KeepingLearner):
         """
         if not self.tasks:
             return super().predict(*inputs, **settings)
-        with self._lock:
+        with self._turn.taken():
             if self._refined is None or self._refined[0] is not self._belief:
                 self._refined = self._belief, self.refined()
             refined = self._refined[1]

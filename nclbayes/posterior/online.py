@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError
 from nclbayes.gaussians import State
-from nclbayes.isolation import as_found
+from nclbayes.isolation import Alone, Turn, as_found
 from nclbayes.isolation.failures import of_task
 from nclbayes.posterior.arguments import check_posterior, check_predict, check_update, checked_engine
 from nclbayes.posterior.belief import Belief, device_of
@@ -82,7 +81,7 @@ class OnlinePosterior:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
         # Whoever changes the posterior, or draws from its generator, holds it.
-        self._lock = threading.RLock()
+        self._turn = Turn("The posterior")
         self._belief = Belief() if example is None else as_found(model, lambda: self._first_belief(example))
 
     @property
@@ -144,7 +143,7 @@ class OnlinePosterior:
             checked_engine(engine)
         self._refuse_while_learning(f"Task '{task.name}' cannot be learnt")
         source = self.generator if generator is None else generator
-        with self._lock:
+        with self._turn.taken():
             before = self._belief
 
             def learn() -> UpdateReport:
@@ -205,7 +204,7 @@ class OnlinePosterior:
             # At the mean a network's own noise comes from a fixed seed, so that to look changes nothing.
             generator = torch.Generator().manual_seed(0)
         # Draws of the posterior's own generator wait until an update in another thread is done with it.
-        with nullcontext() if generator is not None else self._lock:
+        with nullcontext() if generator is not None else self._turn.taken():
             source = self.generator if generator is None else generator
             return as_found(
                 self.model,
@@ -232,7 +231,7 @@ class OnlinePosterior:
         """
         learner = {name: getattr(self, name) for name in self.learner_settings}
         kind = type(self).__name__
-        with self._lock:
+        with self._turn.taken():
             write_posterior(path, Saved(self._belief, self.engine, self.generator, self._initial, learner, kind))
 
     @classmethod
@@ -273,7 +272,7 @@ class OnlinePosterior:
         """
         if generator is not None:
             return self._belief.sample(num_samples, generator)
-        with self._lock:
+        with self._turn.taken():
             return self._belief.sample(num_samples, self.generator)
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -319,10 +318,12 @@ class OnlinePosterior:
         """
         self._refuse_while_learning("The posterior cannot be moved")
         target = torch.device(device)
-        with self._lock:
-            self._belief = as_found(None, lambda: self._belief.to(target))
-        if isinstance(self.model, torch.nn.Module):
-            self.model.to(target)
+        with self._turn.taken():
+            moved = as_found(None, lambda: self._belief.to(target))
+            if isinstance(self.model, torch.nn.Module):
+                with Alone():
+                    self.model.to(target)
+            self._belief = moved
         return self
 
     def __repr__(self) -> str:
@@ -334,14 +335,14 @@ class OnlinePosterior:
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._turn = Turn("The posterior")
 
     def _refuse_while_learning(self, what: str) -> None:
-        if self._lock._is_owned():  # type: ignore[attr-defined]
+        if self._turn.is_mine:
             raise SettingError(
                 f"{what} in a callback of an update of the same posterior: one of the two would be lost. Do it with "
                 "another posterior there, or with this one afterwards."

@@ -61,3 +61,25 @@ def test_a_process_that_is_not_the_command_line_keeps_its_handler() -> None:
     leave_quietly()
     with pytest.raises(KeyboardInterrupt), raised():
         signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen", "ours"),
+    [
+        (["python", "/env/bin/nclbayes", "run"], ["/env/bin/nclbayes", "run"], True),
+        (["python", "-m", "nclbayes", "run"], ["-m", "run"], True),
+        (["python", "script.py", "install", "nclbayes"], ["script.py"], False),
+        (["python", "-m", "pytest", "nclbayes"], ["-m", "nclbayes"], False),
+    ],
+)
+def test_only_the_command_line_leaves_quietly(
+    given: list[str], seen: list[str], ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", given)
+    monkeypatch.setattr(sys, "argv", seen)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        leave_quietly()
+        assert (signal.getsignal(signal.SIGINT) is not before) is ours
+    finally:
+        signal.signal(signal.SIGINT, before)
