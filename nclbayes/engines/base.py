@@ -31,6 +31,7 @@ class Problem:
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         trained: Which of these blocks an earlier task has touched.
+        priors: The prior of each of those, where the engine asks for it.
         fixed: The values of the other sites that the model meets.
         device: Where to work.
         generator: Decides every draw.
@@ -48,6 +49,7 @@ class Problem:
     start: dict[str, Tensor]
     rows: dict[str, float]
     trained: frozenset[str]
+    priors: dict[str, State]
     fixed: dict[str, Tensor]
     device: torch.device
     generator: torch.Generator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
 from nclbayes.engines.likelihood import BlockLikelihood
 from nclbayes.engines.loop import run_loop
-from nclbayes.engines.steps import BlockSteps, take_step
+from nclbayes.engines.steps import steps_of, take_step
 from nclbayes.fisher import FisherKind
 from nclbayes.gaussians import State
 from nclbayes.kronecker import SumRule
@@ -34,6 +35,8 @@ class LaplaceNCL(Engine):
         >>> LaplaceNCL(steps=500).kronecker_sum.value
         'additive'
     """
+
+    can_stiffen: ClassVar[bool] = True
 
     kronecker_sum: SumRule | str = SumRule.ADDITIVE
 
@@ -85,9 +88,7 @@ class LaplaceStepper:
 
     def __init__(self, settings: LaplaceNCL, problem: Problem) -> None:
         self._settings = settings
-        self._blocks = [
-            BlockSteps(settings, s, problem.start[name], problem.size) for name, s in problem.states.items()
-        ]
+        self._blocks = steps_of(settings, problem)
         self._likelihood = BlockLikelihood(problem, self._blocks, settings.batch_size)
         # Views of the blocks' matrices: a step in place moves the weights.
         self._leaves = {}

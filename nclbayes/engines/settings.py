@@ -29,6 +29,10 @@ class EngineSettings:
         likelihood_weight: What each example counts; 1 is Bayes' rule. A weight w gives the posterior of the likelihood
             to the power w, above 1 a cold one: the mean moves as under a prior sqrt(w) times as wide, while samples
             are sqrt(w) times narrower than those of that wide prior.
+        stiffness: How firmly to hold on to what earlier tasks have learnt: a direction of the weights that they used as
+            much as the mean one is learnt so many times more slowly than a free one. Only the directions of the
+            precision count then, and neither the width of the prior nor the number of examples. None: steps are
+            those of the precision itself, as in the paper, where a wide prior makes used directions stiff.
         retention: phi, by which the precision that earlier tasks left fades towards the prior before the next task,
             ``Lambda <- phi Lambda + (1 - phi) Lambda_0``, never below it, in the blocks that the task touches. The
             mean stays. 1 keeps everything; less is for streams where the past loses its worth.
@@ -54,6 +58,7 @@ class EngineSettings:
     schedule: Callable[[float], float] | None = None
     prior_weight: float = 1.0
     likelihood_weight: float = 1.0
+    stiffness: float | None = None
     retention: float = 1.0
     alpha: float = 1e-10
     trust_radius: float | None = None
@@ -67,6 +72,8 @@ class EngineSettings:
     """Whether its steps can be scaled back to a trust radius."""
     has_prior: ClassVar[bool] = True
     """Whether the previous posterior pulls at the weights."""
+    can_stiffen: ClassVar[bool] = False
+    """Whether its steps can be held by a stiffness."""
     can_fade: ClassVar[bool] = True
     """Whether what earlier tasks left is the precision alone, so that it can fade."""
 
@@ -75,7 +82,7 @@ class EngineSettings:
             raise SettingError("Give either `steps` or `epochs`, and None for the other.")
         for name in ("steps", "batch_size", "fisher_samples", "fisher_size", "patience"):
             self._require_whole(name)
-        for name in ("epochs", "lr", "likelihood_weight", "fisher_temperature", "trust_radius"):
+        for name in ("epochs", "lr", "likelihood_weight", "fisher_temperature", "trust_radius", "stiffness"):
             self._require(name, lambda v: v > 0, "positive")
         for name in ("prior_weight", "alpha"):
             self._require(name, lambda v: v >= 0, "at least 0")
@@ -89,6 +96,8 @@ class EngineSettings:
             raise SettingError(f"{type(self).__name__} has no trust region: leave trust_radius at None.")
         if self.prior_weight != 1 and not self.has_prior:
             raise SettingError(f"{type(self).__name__} has no pull of the prior: leave prior_weight at 1.")
+        if self.stiffness is not None and not self.can_stiffen:
+            raise SettingError(f"{type(self).__name__} knows no stiffness: leave it at None.")
         if self.retention != 1 and not self.can_fade:
             raise SettingError(f"{type(self).__name__} does not let earlier tasks fade: leave retention at 1.")
         for name, kind in (("kronecker_sum", SumRule), ("fisher", FisherKind)):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nclbayes.engines.base import Problem
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.gaussians import State
 from nclbayes.gaussians.gradients import Gradient
@@ -26,16 +27,19 @@ class BlockSteps:
         state: The block's Gaussian before the task, N(mu, Lambda^-1).
         start: Where theta starts, [m, n].
         size: N.
+        held: The Gaussian whose precision says how firmly each direction is held; None: the block's own.
     """
 
-    def __init__(self, settings: EngineSettings, state: State, start: Tensor, size: float) -> None:
+    def __init__(
+        self, settings: EngineSettings, state: State, start: Tensor, size: float, held: State | None = None
+    ) -> None:
         self.state = state
         self.theta = start.clone()
         self._rho = settings.momentum
         tau = math.exp(state.log_scale)
         self._pull = settings.prior_weight * tau / size
         self._momentum = torch.zeros_like(self.theta)
-        self._preconditioner = state.preconditioner(tau, size * settings.preconditioner_damping**2)
+        self._preconditioner = state.preconditioner(tau, size * settings.preconditioner_damping**2, held)
 
     @property
     def name(self) -> str:
@@ -62,7 +66,7 @@ class BlockSteps:
     def direction(self, gradient: Gradient, examples: int) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).
 
-        With damping, P = (Lambda + N alpha^2 I)^-1 takes the place of Lambda^-1, and P Lambda (theta - mu) that of
+        With damping or a stiffness, another P takes the place of Lambda^-1, and P Lambda (theta - mu) that of
         theta - mu.
 
         Args:
@@ -76,6 +80,25 @@ class BlockSteps:
         if self._pull != 0:
             self._preconditioner.add_pull(self._momentum, self.theta, self.state.loc, self._pull)
         return self._momentum
+
+
+def steps_of(settings: EngineSettings, problem: Problem) -> list[BlockSteps]:
+    """The steps of every block of a task.
+
+    Args:
+        settings: The engine's settings.
+        problem: The task, and the Gaussians before it.
+
+    Returns:
+        One for each block; those that an earlier task has trained are held as `stiffness` says.
+    """
+    found = []
+    for name, state in problem.states.items():
+        held = None
+        if settings.stiffness is not None and name in problem.priors:
+            held = state.stiffened(problem.priors[name], settings.stiffness)
+        found.append(BlockSteps(settings, state, problem.start[name], problem.size, held))
+    return found
 
 
 def take_step(

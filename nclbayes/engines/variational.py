@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.likelihood import block_gradients, objective
 from nclbayes.engines.loop import run_loop
-from nclbayes.engines.steps import BlockSteps, take_step
+from nclbayes.engines.steps import steps_of, take_step
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.gaussians.checking import check_forms, check_parts
@@ -49,6 +50,8 @@ class VariationalNCL(Engine):
         >>> VariationalNCL(particles=4).beta
         0.01
     """
+
+    can_stiffen: ClassVar[bool] = True
 
     kronecker_sum: SumRule | str = SumRule.BOUND
     beta: float = 0.01
@@ -89,9 +92,7 @@ class VariationalStepper:
     def __init__(self, settings: VariationalNCL, problem: Problem) -> None:
         self._settings = settings
         self._problem = problem
-        self._blocks = [
-            BlockSteps(settings, s, problem.start[name], problem.size) for name, s in problem.states.items()
-        ]
+        self._blocks = steps_of(settings, problem)
         self._fisher = FisherAccumulator(
             problem.model,
             {},

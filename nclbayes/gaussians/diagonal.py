@@ -67,9 +67,10 @@ class DiagonalState(State):
         weights = (factor * self.precision).to(self.loc.dtype)
         return lambda matrix: weights * matrix
 
-    def preconditioner(self, tau: float, damping: float) -> Preconditioner:
-        """What multiplies a gradient with ``tau / (Lambda + damping)``, in the model's dtype."""
-        inverse, dtype = 1 / (self.precision + damping), self.loc.dtype
+    def preconditioner(self, tau: float, damping: float, held: DiagonalState | None = None) -> Preconditioner:
+        """What multiplies a gradient with ``tau / (Lambda_held + damping)``, in the model's dtype."""
+        precision = self.precision if held is None else held.precision
+        inverse, dtype = 1 / (precision + damping), self.loc.dtype
         return Elementwise((tau * inverse).to(dtype), (inverse * self.precision).to(dtype))
 
     def quadratic(self, delta: Tensor) -> float:
@@ -101,6 +102,21 @@ class DiagonalState(State):
             The wider state.
         """
         return replace(self, precision=torch.lerp(prior.precision, self.precision, retention))
+
+    def stiffened(self, prior: DiagonalState, stiffness: float) -> DiagonalState:
+        """The normals with the same means whose precisions exceed their priors in the same proportions.
+
+        Args:
+            prior: The block's prior.
+            stiffness: How many times stiffer than a free weight the mean one is.
+
+        Returns:
+            The state, with the precisions ``p_0 (1 + stiffness (r - 1) / mean(r - 1))``, ``r = p / p_0``.
+        """
+        excess = (self.precision / prior.precision - 1).clamp(min=0.0)
+        mean = excess.mean()
+        weight = stiffness / mean if mean > 1e-9 else torch.zeros_like(mean)
+        return replace(self, precision=prior.precision * (1 + weight * excess))
 
     def narrowed(self, precision: float) -> DiagonalState:
         """The normals with a number added to every precision."""

@@ -14,7 +14,7 @@ from nclbayes.blocks import KroneckerBlock
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.gaussians.preconditioners import Preconditioner, kronecker_preconditioner
 from nclbayes.gaussians.state import LinearMap, State, Structure
-from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, fade, kronecker_sum
+from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, fade, kronecker_sum, stiffen
 from nclbayes.kronecker.triangular import between_triangles
 
 _PARTS = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root", "logdet")
@@ -76,9 +76,10 @@ class KroneckerState(State):
         left, right = ((factor * self.precision.output).to(self.loc.dtype), self.precision.input.to(self.loc.dtype))
         return lambda matrix: left @ matrix @ right
 
-    def preconditioner(self, tau: float, damping: float) -> Preconditioner:
-        """What multiplies a gradient with ``tau (Lambda + damping I)^-1``, in the model's dtype."""
-        return kronecker_preconditioner(self.precision, tau, damping, self.loc.dtype)
+    def preconditioner(self, tau: float, damping: float, held: KroneckerState | None = None) -> Preconditioner:
+        """What multiplies a gradient with ``tau (Lambda_held + damping I)^-1``, in the model's dtype."""
+        stiff = None if held is None else held.precision
+        return kronecker_preconditioner(self.precision, tau, damping, self.loc.dtype, stiff)
 
     def quadratic(self, delta: Tensor) -> float:
         """delta^T Lambda delta."""
@@ -115,6 +116,18 @@ class KroneckerState(State):
             The wider state; :func:`~nclbayes.kronecker.fade` says how it is a Kronecker product again.
         """
         return replace(self, precision=fade(self.precision, prior.precision, retention))
+
+    def stiffened(self, prior: KroneckerState, stiffness: float) -> KroneckerState:
+        """The Gaussian with the same mean whose precision keeps its directions alone.
+
+        Args:
+            prior: The block's prior.
+            stiffness: How many times stiffer than a free direction the mean one is.
+
+        Returns:
+            The state; :func:`~nclbayes.kronecker.stiffen` says how its two sides are held.
+        """
+        return replace(self, precision=stiffen(self.precision, prior.precision, stiffness))
 
     def narrowed(self, precision: float) -> KroneckerState:
         """The Gaussian with a multiple of the identity added to its precision (exactly, if that is one itself)."""

@@ -125,27 +125,35 @@ class TwoSided:
 Preconditioner = Elementwise | TwoSided
 
 
-def kronecker_preconditioner(p: KroneckerPrecision, tau: float, damping: float, dtype: torch.dtype) -> Preconditioner:
-    """The preconditioner ``tau P``, ``P = (Lambda + damping I)^-1``, of a linear map.
+def kronecker_preconditioner(
+    p: KroneckerPrecision, tau: float, damping: float, dtype: torch.dtype, held: KroneckerPrecision | None = None
+) -> Preconditioner:
+    """The preconditioner ``tau P``, ``P = (Lambda_held + damping I)^-1``, of a linear map.
 
-    Where damping matters the pull of the prior is preconditioned too: P Lambda (theta - mu) in place of theta - mu.
+    Where P is not the inverse of Lambda the pull of the prior is preconditioned too: P Lambda (theta - mu) in place of
+    theta - mu.
 
     Args:
         p: Lambda.
         tau: What P is multiplied with.
         damping: N alpha^2.
         dtype: That of the result, the model's.
+        held: Lambda_held; None: Lambda.
 
     Returns:
         What multiplies a gradient.
     """
-    left, right, pull = p.output_inverse, p.input_inverse, None
+    stiff = p if held is None else held
+    left, right, pull = stiff.output_inverse, stiff.input_inverse, None
     # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition,
     # and the two products of every step that its pull takes.
     if damping > 0 and float((_norm(left) * _norm(right)).max()) * damping >= 1e-9:
-        identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in (p.input, p.output)]
-        total = kronecker_sum(p.input, p.output, damping * identities[0], identities[1])
+        sides = (stiff.input, stiff.output)
+        identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in sides]
+        total = kronecker_sum(*sides, damping * identities[0], identities[1])
         left, right = total.output_inverse, total.input_inverse
+        pull = (left @ p.output).to(dtype), (p.input @ right).to(dtype)
+    elif held is not None:
         pull = (left @ p.output).to(dtype), (p.input @ right).to(dtype)
     elif _is_diagonal(left) and _is_diagonal(right):
         # As before the first task: what the two products do is one product elementwise.

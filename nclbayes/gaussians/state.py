@@ -87,8 +87,17 @@ class State(ABC):
         """What multiplies a matrix with factor Lambda, ready to be used many times, in the model's dtype."""
 
     @abstractmethod
-    def preconditioner(self, tau: float, damping: float) -> Preconditioner:
-        """What multiplies a gradient with ``tau (Lambda + damping I)^-1``, in the model's dtype."""
+    def preconditioner(self, tau: float, damping: float, held: Any = None) -> Preconditioner:
+        """What multiplies a gradient with tau P, in the model's dtype.
+
+        Args:
+            tau: What P is multiplied with.
+            damping: What is added to every direction's precision.
+            held: The state, of the same structure, whose precision to use; None: this one's own.
+
+        Returns:
+            The preconditioner with ``P = (Lambda_held + damping I)^-1``; its pull is P Lambda.
+        """
 
     @abstractmethod
     def quadratic(self, delta: Tensor) -> float:
@@ -118,6 +127,18 @@ class State(ABC):
 
         Returns:
             The wider state; it is not below the prior where this one is not.
+        """
+
+    @abstractmethod
+    def stiffened(self, prior: Any, stiffness: float) -> State:
+        """The Gaussian with the same mean, and a precision of the same shape that is as stiff as is asked for.
+
+        Args:
+            prior: The block's prior, of the same structure.
+            stiffness: How many times stiffer than a free direction the mean one is.
+
+        Returns:
+            The stiffer state, or the less stiff one.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from nclbayes.kronecker.fading import fade
 from nclbayes.kronecker.normal import KroneckerNormal
 from nclbayes.kronecker.precision import KroneckerPrecision
 from nclbayes.kronecker.rules import SumRule
+from nclbayes.kronecker.stiffening import stiffen
 from nclbayes.kronecker.sums import KroneckerSum, kronecker_sum
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "gaussian_kl",
     "kronecker_sum",
     "scale_free_kl",
+    "stiffen",
 ]

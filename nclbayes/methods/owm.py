@@ -57,6 +57,7 @@ class OWM(LaplaceNCL):
 
     both_sides: ClassVar[bool] = False
     needs_activity: ClassVar[bool] = True
+    can_stiffen: ClassVar[bool] = False
     can_fade: ClassVar[bool] = False
     alpha: float = 1e-3
     prior_weight: float = 0.0

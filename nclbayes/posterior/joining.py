@@ -34,6 +34,7 @@ class Joined:
     Attributes:
         states: The Gaussian of each block that the task touches, faded by the engine's retention; a new block has
             its prior.
+        priors: The prior of each that an earlier task has trained, where the engine asks for it.
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         fixed: The values of the other sites that the model meets.
@@ -43,6 +44,7 @@ class Joined:
     """
 
     states: dict[str, State]
+    priors: dict[str, State]
     start: dict[str, Tensor]
     rows: dict[str, float]
     fixed: dict[str, Tensor]
@@ -97,6 +99,7 @@ def join(
     rows: dict[str, float] = {}
     outputs: tuple[str, ...] = ()
     allowed: list[AllowedTargets | None] = []
+    needs_priors = engine.retention != 1 or engine.stiffness is not None
     # Drawn once: a loader that can be read once only loses no more than this batch to being looked at.
     examples = tuple(few_examples(part, torch.device("cpu")) for part in task.parts)
     for part, batch in zip(task.parts, examples, strict=True):
@@ -104,14 +107,15 @@ def join(
             run, targets = look(model, to_device(batch, device), part.context, mean)
             touched = touched_states(run, {**known, **states}, engine.structure)
         states |= touched
-        for name in touched.keys() & trained if engine.retention != 1 else ():
+        for name in touched.keys() & trained if needs_priors else ():
             priors[name] = prior_state(touched[name].block, run.latents, engine.structure)
         allowed.append(targets)
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
         outputs = tuple(run.observed)
-    states |= {name: states[name].faded(prior, engine.retention) for name, prior in priors.items()}
+    if engine.retention != 1:
+        states |= {name: states[name].faded(prior, engine.retention) for name, prior in priors.items()}
     with of_task(task.name):
         start = starting_points(states, trained, initial, generator)
     learnt: dict[str, Tensor] = {}
@@ -121,7 +125,7 @@ def join(
         with of_task(part.name):
             check_fisher(model, to_device(batch, device), part.context, values | learnt, engine)
     fixed = {name: value for name, value in values.items() if name not in learnt}
-    return Joined(states, start, rows, fixed, outputs, examples, tuple(allowed))
+    return Joined(states, priors, start, rows, fixed, outputs, examples, tuple(allowed))
 
 
 def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:

@@ -117,6 +117,7 @@ def updated(
             start=joined.start,
             rows=joined.rows,
             trained=belief.trained,
+            priors=joined.priors,
             fixed=joined.fixed,
             device=device,
             generator=generator,
