@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from nclbayes.engines.base import ENGINES, Engine
 from nclbayes.errors import FileError, NCLError
 from nclbayes.gaussians import SavedState
 from nclbayes.posterior.belief import Belief
-from nclbayes.storage import Form, Misfit, fitted, open_sealed, write_file
+from nclbayes.storage import Form, Misfit, SealedFile, fitted, open_sealed, write_file
 from nclbayes.storage.generators import set_state
 from nclbayes.watch.run import Model
 
@@ -104,7 +105,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
             known.
     """
     with open_sealed(path, "posterior") as file:
-        settings: _Settings = fitted(_Settings, file.settings)
+        settings: _Settings = fitted(_Settings, _with_evidence(file))
         _check_names(settings, file.forms)
         engine = engine_from(settings.engine)
         tensors = file.read()
@@ -132,6 +133,13 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         memory={name: tensors[f"/memory/{name}"] for name in settings.memory},
     )
     return Saved(belief, engine, generator, initial, settings.learner, settings.kind)
+
+
+def _with_evidence(file: SealedFile) -> dict[str, Any]:
+    """A file's settings; an evidence that is no number, which updates left when files had format 1, counts as none."""
+    evidence = file.settings.get("log_evidence")
+    is_none = file.version == 1 and isinstance(evidence, float) and not math.isfinite(evidence)
+    return {**file.settings, "log_evidence": None} if is_none else file.settings
 
 
 def describe(engine: Engine) -> dict[str, Any]:

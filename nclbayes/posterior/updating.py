@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -164,6 +165,8 @@ def _check_outcome(outcome: Outcome, task: str, engine: Engine) -> None:
             f"Task '{task}' was gone through, and left no Gaussian of any weight: its likelihood depends on none of "
             "them at the weights that were found. Look at the network's output there."
         )
+    if outcome.log_evidence is not None and not math.isfinite(outcome.log_evidence):
+        raise diverged(f"The log evidence became {outcome.log_evidence}", task, engine)
     for name, state in outcome.states.items():
         if not bool(torch.isfinite(state.loc).all()):
             raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)

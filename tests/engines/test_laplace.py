@@ -237,6 +237,18 @@ def test_a_diverging_update_leaves_the_posterior_as_it_was() -> None:
     assert all(posterior.blocks[name] is state for name, state in before.items())
 
 
+def test_a_log_likelihood_that_is_no_number_is_refused() -> None:
+    """One target whose square is too large, in none of the batches that steps were taken on."""
+    x = inputs(32, 3)
+    y = torch.zeros(32, 1)
+    y[5] = 3e19
+    model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=1, batch_size=8))
+    with pytest.raises(NonFiniteError, match="log likelihood became -inf with the last step of task 'far'"):
+        posterior.update(ncl.Task((x, y), name="far"))
+    assert not posterior.blocks
+
+
 def test_weights_that_diverge_are_named() -> None:
     posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=200, batch_size=60, lr=1e30))
     diverged = r"site '\d\.\w+' became NaN or infinite at step \d+ of task|loss became|not finite at step \d+"
