@@ -150,11 +150,23 @@ def loaded(loader: DataLoader[Any]) -> Iterator[tuple[Any, ...]]:
 
     Yields:
         Batches.
+
+    Raises:
+        DataError: If a loader of a map-style data set ends before its last batch.
     """
+    expected = None if isinstance(loader.dataset, IterableDataset) else count_of(loader)
+    given = 0
     # Not a generator expression: that would call iter(loader), which draws, at once.
     with reading():
         for batch in loader:
+            given += 1
             yield checked_batch(batch)
+    # A StopIteration of a data set ends the loop like any other.
+    if expected is not None and given < expected:
+        raise DataError(
+            f"A loader ended after {given} of its {expected} batches: its data set raised StopIteration, or can be "
+            "read once only, or its sampler gives fewer than its length says."
+        )
 
 
 def sampled(

@@ -482,6 +482,27 @@ def test_a_networks_own_noise_is_decided_by_the_generator(engine: type[ncl.Lapla
         assert torch.equal(value, ends[1][site]), site
 
 
+def test_a_network_and_its_loader_draw_other_numbers() -> None:
+    of_network: list[float] = []
+    of_loader: list[float] = []
+
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            of_network.extend(torch.rand(8, dtype=torch.float64).tolist())
+            return super().forward(x)
+
+    class Augmented(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            of_loader.append(float(torch.rand((), dtype=torch.float64)))
+            return super().__getitem__(index)
+
+    model = ncl.BayesianNetwork(Noisy(5, 3), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    task = ncl.Task(DataLoader(Augmented(*classification_task().train), batch_size=8), name="noisy")
+    ncl.OnlinePosterior(model, PlainTraining(steps=3)).update(task)
+    # Those of the steps: what was looked at before is of a stream of its own.
+    assert not set(of_network[-24:]) & set(of_loader[-24:])
+
+
 def test_a_failed_update_leaves_the_generator_as_it_was() -> None:
     def fail(progress: Any) -> None:
         raise KeyboardInterrupt
