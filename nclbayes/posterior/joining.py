@@ -37,7 +37,7 @@ class Joined:
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         fixed: The values of the other sites that the model meets.
-        outputs: The observed sites.
+        outputs: The observed sites, those of the last part first.
         examples: A few examples of each part of the task.
         allowed: The values that targets of each part may have, where the model knows them.
     """
@@ -110,7 +110,7 @@ def join(
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
-        outputs = tuple(run.observed)
+        outputs = tuple(dict.fromkeys((*run.observed, *outputs)))
     states |= {name: states[name].faded(prior, engine.retention) for name, prior in priors.items()}
     with of_task(task.name):
         start = starting_points(states, trained, initial, generator)

@@ -564,6 +564,19 @@ def test_parts_of_a_mixture_must_agree_on_a_weight() -> None:
         ncl.OnlinePosterior(model, LAPLACE).update(TaskMixture(parts, name="both"))
 
 
+def test_every_part_of_a_mixture_can_be_predicted() -> None:
+    def model(x: Tensor, y: Tensor | None = None, *, site: str) -> None:
+        w = pyro.sample(f"w_{site}", normal((1, 3)))
+        pyro.sample(site, dist.Normal(F.linear(x, w), 0.5).to_event(1), obs=y)
+
+    x = inputs(20, 3)
+    parts = [ncl.Task((x, x[:, :1]), name=site, context={"site": site}) for site in ("a", "b")]
+    posterior = ncl.OnlinePosterior(model, LAPLACE)
+    posterior.update(TaskMixture(parts, name="both"))
+    for site in ("a", "b"):
+        assert posterior.predict(x, site=site).mean.shape == (20, 1)
+
+
 def test_a_line_with_an_intercept_is_a_block() -> None:
     """Weights [n] and a bias of no dimensions: one output."""
 
