@@ -176,6 +176,18 @@ def check_tensor(tensor: Tensor, what: str) -> None:
         raise DataError(f"{what} is on the device 'meta', and holds no data.")
 
 
+def has_plain_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is one that :func:`check_tensor` lets pass.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        Whether it is.
+    """
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+
+
 def check_targets(target: Tensor, what: str = "The targets of a batch") -> None:
     """Refuse targets that hold nothing.
 
