@@ -34,11 +34,11 @@ def checked(source: Source, name: str) -> Source:
         SettingError: If it is of none of the four kinds.
     """
     if isinstance(source, (tuple, list)) and source and all(isinstance(item, Tensor) for item in source):
+        for i, item in enumerate(source):
+            check_tensor(item, f"Tensor {i} of task '{name}'")
         lengths = [len(item) if item.ndim else 0 for item in source]
         if len(set(lengths)) > 1:
             raise DataError(f"The tensors of task '{name}' have different lengths: {lengths}.")
-        for i, item in enumerate(source):
-            check_tensor(item, f"Tensor {i} of task '{name}'")
         if lengths[0] == 0:
             raise DataError(f"Task '{name}' is empty: its tensors have 0 examples.")
         check_targets(source[-1], f"The targets of task '{name}'")

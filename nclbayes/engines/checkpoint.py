@@ -80,8 +80,15 @@ class Checkpoint:
             yield rest, file.settings
 
     def clear(self) -> None:
-        """Remove the file, once the update is done."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file, once the update is done.
+
+        Raises:
+            FileError: If it cannot be removed.
+        """
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(f"The checkpoint '{self.path}' cannot be removed: {error.strerror or error}.") from error
 
 
 def _agree(saved: Tensor, own: Tensor) -> bool:

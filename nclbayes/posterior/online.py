@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from nclbayes.data.checking import whole_number
 from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
@@ -270,7 +271,11 @@ class OnlinePosterior:
 
         Returns:
             For each site, [num_samples, ...].
+
+        Raises:
+            SettingError: If `num_samples` is not a whole number of at least 0.
         """
+        num_samples = whole_number("num_samples", num_samples, least=0)
         if generator is not None:
             return self._belief.sample(num_samples, generator)
         with self._lock:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import FileError
-from nclbayes.storage.reading import opened
+from nclbayes.storage.reading import opened, reading
 from nclbayes.storage.schema import Misfit, fitted, parsed, refused
 from nclbayes.storage.writing import replacing
 
@@ -332,7 +332,8 @@ def _fill(memory: Any, file: FileIO, path: Path) -> None:
     """Read so many bytes, straight to where they belong."""
     view = memoryview(memory)
     while len(view):
-        count = file.readinto(view)
+        with reading(path):
+            count = file.readinto(view)
         if not count:
             raise FileError(f"'{path}' is truncated: it ended while it was being read.")
         view = view[count:]

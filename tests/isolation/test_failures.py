@@ -30,6 +30,6 @@ def test_what_would_end_a_loop_of_the_callers_is_an_error(error: type[BaseExcept
 
 
 def test_a_lack_of_memory_passes_as_it_is() -> None:
-    with pytest.raises(RuntimeError, match="allocate memory|not enough memory") as error, running(()):
+    with pytest.raises(RuntimeError, match=r"allocate memory|not enough memory") as error, running(()):
         torch.empty(2**58, dtype=torch.uint8, device="cpu")
     assert type(error.value) is RuntimeError

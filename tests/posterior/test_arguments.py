@@ -146,6 +146,14 @@ def test_networks_that_return_something_else(change: Any, message: str) -> None:
         ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=2)).update(classification_task(1))
 
 
+@pytest.mark.parametrize("count", [-1, "a", 2.5])
+def test_so_many_samples_cannot_be_drawn(count: Any) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(), example=classification_task())
+    with pytest.raises(SettingError, match="num_samples must be a whole number of at least 0, not"):
+        posterior.sample(count)
+    assert posterior.sample(0)["0.weight"].shape == (0, 8, 5)
+
+
 def test_a_network_without_learnable_weights() -> None:
     net = nn.Linear(5, 3).requires_grad_(False)
     model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
