@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
@@ -260,6 +261,8 @@ class OnlinePosterior:
             posterior._belief = saved.belief
             posterior._check_memory()
         check_model(path, model, saved.belief)
+        for notice in saved.notices:
+            warnings.warn(notice, stacklevel=2)
         return posterior
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:

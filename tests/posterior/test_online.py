@@ -27,6 +27,7 @@ from nclbayes.errors import (
 )
 from nclbayes.methods import EWC, KFAC, LaplaceOWM, PlainTraining, ReplayLearner
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
+from tests.storage.small import rewrite
 from tests.zoo import gains, inputs, labels, normal, rnn
 
 LAPLACE = ncl.LaplaceNCL(steps=30, batch_size=20)
@@ -541,8 +542,20 @@ def test_a_schedule_that_a_file_cannot_hold_is_missed(tmp_path: Path) -> None:
     posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=5, schedule=lambda done: 1 - done))
     posterior.update(classification_task())
     posterior.save(tmp_path / "p")
-    with pytest.warns(UserWarning, match="had a schedule"):
+    with pytest.warns(UserWarning, match="had a schedule") as warned:
         ncl.OnlinePosterior.load(tmp_path / "p", classifier())
+    # Said of the line that called.
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device would be here")
+def test_so_is_a_generator_of_a_device_that_is_not_here(tmp_path: Path) -> None:
+    learnt().save(tmp_path / "p")
+    rewrite(tmp_path / "p", "posterior", lambda tensors, settings: settings.update(generator="cuda"))
+    with pytest.warns(UserWarning, match=r"of a device that is not here \(cuda\)") as warned:
+        loaded = ncl.OnlinePosterior.load(tmp_path / "p", classifier())
+    assert [warning.filename for warning in warned] == [__file__]
+    assert loaded.generator.initial_seed() == 0
 
 
 def test_labels_out_of_range_are_found_wherever_they_are() -> None:
