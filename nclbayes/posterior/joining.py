@@ -304,14 +304,23 @@ def starting_points(
 
     Returns:
         By block.
+
+    Raises:
+        SettingError: If there are initial values of some sites of a new block only.
     """
     start: dict[str, Tensor] = {}
     for name, state in states.items():
         block = state.block
+        missing = [site for site in block.sites if initial is None or site not in initial]
         if name in trained:
             start[name] = state.loc
-        elif initial is not None and all(site in initial for site in block.sites):
+        elif initial is not None and not missing:
             start[name] = block.pack({site: initial[site].to(state.loc) for site in block.sites})
+        elif len(missing) < len(block.sites):
+            raise SettingError(
+                f"initial has no value of {quoted(missing)}, and {quoted(block.sites)} are learnt together: give the "
+                "values of all of them, or of none."
+            )
         else:
             start[name] = _near_the_prior_mean(block, state, generator)
     # Laid out as they are when read from a file: products of another layout may round otherwise.

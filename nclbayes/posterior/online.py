@@ -37,8 +37,9 @@ class OnlinePosterior:
     Args:
         model: Any Pyro model, called as ``model(*batch, **task.context)``.
         engine: How to update, unless an update says otherwise.
-        initial: Where learning starts, values by site. By default the model's own ``initial_values()`` (a
-            :class:`BayesianNetwork` has its network's parameters), else small random weights around the prior mean.
+        initial: Where learning starts, values by site, for all sites of a block or none. By default the model's own
+            ``initial_values()`` (a :class:`BayesianNetwork` has its network's parameters), else small random weights
+            around the prior mean.
         generator: Decides every draw, unless an update passes another; by default one seeded with 0.
         example: A task that shows the model's sites at once: their prior is then there to look at and to sample from.
             Without it the first update shows them. Nothing is learnt from it.
@@ -257,8 +258,9 @@ class OnlinePosterior:
             raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
         with refused(path, "a posterior of nclbayes"):
             learner = fitted_learner(cls, saved.learner)
-            posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
+            posterior = cls(model, saved.engine, generator=saved.generator, **learner)
             posterior._belief = saved.belief
+            posterior._initial = None if saved.initial is None else dict(saved.initial)
             posterior._check_memory()
         check_model(path, model, saved.belief)
         for notice in saved.notices:

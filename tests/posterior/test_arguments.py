@@ -83,6 +83,10 @@ def test_a_callback_of_no_arguments_is_said_and_its_own_errors_pass() -> None:
         ({"generator": "a"}, "generator must be"),
         ({"initial": [1]}, "initial must be a mapping from sites to tensors"),
         ({"initial": {"0.weight": 3}}, "initial must be a mapping from sites to tensors"),
+        (
+            {"initial": {"0.weigth": torch.zeros(8, 5)}},
+            "initial has values of '0.weigth', and the model has",
+        ),
         ({"example": (1, 2)}, "example must be a Task"),
     ],
 )
@@ -144,6 +148,15 @@ def test_networks_that_return_something_else(change: Any, message: str) -> None:
     model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
     with pytest.raises(ModelError, match=f"Task 'classes 1': .*{message}"):
         ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=2)).update(classification_task(1))
+
+
+def test_initial_values_of_half_a_block_are_refused() -> None:
+    initial = {"0.weight": torch.zeros(8, 5)}
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=2), initial=initial)
+    with pytest.raises(SettingError, match=r"'classes 1': initial has no value of '0\.bias', and '0\.weight'"):
+        posterior.update(classification_task(1))
+    full = {**initial, "0.bias": torch.zeros(8)}
+    ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=2), initial=full).update(classification_task(1))
 
 
 @pytest.mark.parametrize("count", [-1, "a", 2.5])

@@ -682,8 +682,8 @@ def test_there_is_no_evidence_of_what_is_not_bayes_rule(settings: dict[str, floa
 
 
 def test_a_file_is_checked_against_the_model_not_against_where_it_started(tmp_path: Path) -> None:
-    """Initial values may name some sites only, and say nothing of another model."""
-    initial = {"0.weight": torch.zeros(8, 5)}
+    """Initial values may name the sites of some blocks only, and say nothing of another model."""
+    initial = {"0.weight": torch.zeros(8, 5), "0.bias": torch.zeros(8)}
     posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, batch_size=20), initial=initial)
     posterior.update(classification_task(1))
     posterior.save(tmp_path / "p")
