@@ -154,6 +154,8 @@ def check_predict(inputs: tuple[Any, ...], num_samples: object, method: object, 
         whole_number("num_samples", num_samples)
     if method not in (None, "mean", "samples", "linearized"):
         raise SettingError(f"method is {shown(method)}; choose 'mean', 'samples' or 'linearized'.")
+    if method == "mean" and num_samples is not None:
+        raise SettingError("num_samples has no effect on a prediction at the mean: leave it out, or method='mean'.")
     generator_or_none(generator)
     for item in inputs:
         if isinstance(item, Tensor):

@@ -185,10 +185,11 @@ class OnlinePosterior:
 
         Args:
             *inputs: What the model takes, without the observed argument.
-            num_samples: Average over so many samples of the weights; None: use the posterior mean.
-            method: "mean", "samples" or "linearized": the network linearised around the mean, whose outputs are
-                Gaussian (for Categorical and Normal outputs; `num_samples` is then the number of draws of a
-                Categorical's logits, 256 by default). By default "samples" if `num_samples` is given, else "mean".
+            num_samples: How many samples of the weights to average over; None: 32 of them if the method is "samples".
+            method: "mean": the weights at the posterior mean; "samples"; or "linearized": the network linearised around
+                the mean, whose outputs are Gaussian (for Categorical and Normal outputs; `num_samples` is then the
+                number of draws of a Categorical's logits, 256 by default). By default "samples" if `num_samples` is
+                given, else "mean".
             generator: Decides the samples; by default the posterior's own.
             **context: Keyword arguments of the model, such as ``head=2``.
 
@@ -198,7 +199,7 @@ class OnlinePosterior:
         Raises:
             DataError: If an input is an array, or the model cannot take the inputs.
             ModelError: If no task has been learnt yet, or the output is not one that can be linearised.
-            SettingError: If the method is unknown, or `num_samples` less than 1.
+            SettingError: If the method is unknown, or `num_samples` less than 1, or given for the mean.
         """
         if not self._belief.outputs:
             raise ModelError("There is nothing to predict from yet: call update(task) first.")

@@ -37,7 +37,8 @@ class UpdateReport:
         steps: How many steps were taken.
         seconds: How long the whole update took, also before it was interrupted.
         stopped_early: Whether the loop stopped before its last step.
-        log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one.
+        log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one; with a retention
+            below 1, that of D_k under the faded prior.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
 
     Example:

@@ -199,6 +199,7 @@ def test_priors_of_no_width(scale: float) -> None:
         ((torch.zeros(4, 5).to_sparse(),), {}, DataError, "An input has the layout"),
         ((torch.zeros(4, 5),), {"num_samples": 2.5}, SettingError, "num_samples must be a whole number"),
         ((torch.zeros(4, 5),), {"method": 3}, SettingError, "method is 3; choose"),
+        ((torch.zeros(4, 5),), {"method": "mean", "num_samples": 5}, SettingError, "num_samples has no effect"),
     ],
 )
 def test_arguments_of_a_prediction(inputs_: Any, settings: Any, error: type[Exception], message: str) -> None:
