@@ -34,6 +34,14 @@ def test_the_lowest_versions_are_the_bounds() -> None:
         assert re.fullmatch(rf"{re.escape(lowest[name])}(\.0)*", pin), name
 
 
+def test_the_package_imports_whatever_it_requires() -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "nclbayes").rglob("*.py"))
+    modules = {"pyro-ppl": "pyro"}
+    for bound in project()["dependencies"]:
+        name = bound.partition(">=")[0]
+        assert re.search(rf"^ *(import|from) {modules.get(name, name)}\b", text, flags=re.MULTILINE), name
+
+
 def test_every_python_that_is_promised_is_tested() -> None:
     promised = [c.rpartition(" ")[2] for c in project()["classifiers"] if re.search(r":: 3\.\d+$", c)]
     assert project()["requires-python"] == f">={promised[0]}"

@@ -168,12 +168,26 @@ def check_tensor(tensor: Tensor, what: str) -> None:
     Raises:
         DataError: If it is sparse, quantized, nested, or without data.
     """
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor.is_nested:
+        raise DataError(f"{what} is nested, which cannot be learnt from: pass torch.nested.to_padded_tensor(x, 0.0).")
+    if tensor.layout is not torch.strided:
         raise DataError(f"{what} has the layout {tensor.layout}, which cannot be learnt from: pass x.to_dense().")
     if tensor.is_quantized:
         raise DataError(f"{what} is quantized ({tensor.dtype}), which cannot be learnt from: pass x.dequantize().")
     if tensor.is_meta:
         raise DataError(f"{what} is on the device 'meta', and holds no data.")
+
+
+def has_plain_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is one that :func:`check_tensor` lets pass.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        Whether it is.
+    """
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
 def check_targets(target: Tensor, what: str = "The targets of a batch") -> None:
@@ -218,14 +232,20 @@ class AllowedTargets:
             target: The targets.
 
         Raises:
-            DataError: If one is NaN, infinite, out of range, or no whole number.
+            DataError: If one is NaN, infinite, out of range, or no whole number, or of a dtype that has no order.
         """
         if target.is_complex():
             raise DataError(f"The targets are complex ({target.dtype}): there is no likelihood of such.")
-        lowest, highest = (float(end) for end in target.detach().aminmax())
+        try:
+            lowest, highest = (float(end) for end in target.detach().aminmax())
+        except NotImplementedError as error:
+            remedy = "target.float()" if target.is_floating_point() else "target.long()"
+            raise DataError(f"The targets are {target.dtype}, which torch cannot compare: use {remedy}.") from error
         # NaN is passed on by aminmax.
         if not (math.isfinite(lowest) and math.isfinite(highest)):
-            raise DataError("The targets hold NaN or infinity. Leave those examples out, or mask them.")
+            raise DataError(
+                "The targets hold NaN or infinity. Leave those examples out, or put a number there and mask it."
+            )
         if lowest < self.low or highest > self.high:
             raise DataError(
                 f"The targets range from {lowest:g} to {highest:g}, but {self.why}: they must lie in "

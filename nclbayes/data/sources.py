@@ -34,11 +34,11 @@ def checked(source: Source, name: str) -> Source:
         SettingError: If it is of none of the four kinds.
     """
     if isinstance(source, (tuple, list)) and source and all(isinstance(item, Tensor) for item in source):
+        for i, item in enumerate(source):
+            check_tensor(item, f"Tensor {i} of task '{name}'")
         lengths = [len(item) if item.ndim else 0 for item in source]
         if len(set(lengths)) > 1:
             raise DataError(f"The tensors of task '{name}' have different lengths: {lengths}.")
-        for i, item in enumerate(source):
-            check_tensor(item, f"Tensor {i} of task '{name}'")
         if lengths[0] == 0:
             raise DataError(f"Task '{name}' is empty: its tensors have 0 examples.")
         check_targets(source[-1], f"The targets of task '{name}'")
@@ -150,11 +150,23 @@ def loaded(loader: DataLoader[Any]) -> Iterator[tuple[Any, ...]]:
 
     Yields:
         Batches.
+
+    Raises:
+        DataError: If a loader of a map-style data set ends before its last batch.
     """
+    expected = None if isinstance(loader.dataset, IterableDataset) else count_of(loader)
+    given = 0
     # Not a generator expression: that would call iter(loader), which draws, at once.
     with reading():
         for batch in loader:
+            given += 1
             yield checked_batch(batch)
+    # A StopIteration of a data set ends the loop like any other.
+    if expected is not None and given < expected:
+        raise DataError(
+            f"A loader ended after {given} of its {expected} batches: its data set raised StopIteration, or can be "
+            "read once only, or its sampler gives fewer than its length says."
+        )
 
 
 def sampled(

@@ -18,7 +18,7 @@ from nclbayes.errors import FileError
 from nclbayes.storage import fitted, memory_of, open_sealed, under, write_file
 
 # To be raised whenever snapshots hold other things, or go on in another way, than before.
-_LAYOUT = 4
+_LAYOUT = 5
 # By how much, relative to the largest number, two machines may differ in what they compute for the same model.
 _ROUNDING = 1e-3
 
@@ -80,8 +80,15 @@ class Checkpoint:
             yield rest, file.settings
 
     def clear(self) -> None:
-        """Remove the file, once the update is done."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file, once the update is done.
+
+        Raises:
+            FileError: If it cannot be removed.
+        """
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(f"The checkpoint '{self.path}' cannot be removed: {error.strerror or error}.") from error
 
 
 def _agree(saved: Tensor, own: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -32,7 +33,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
 
     Raises:
         ModelError: If the likelihood depends on no weight.
-        NonFiniteError: If the weights are not finite.
+        NonFiniteError: If the weights are not finite, or the log likelihood there is not.
     """
     task = problem.task
     for site, value in values.items():
@@ -61,6 +62,8 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
                 # A distribution refuses NaN in its parameters.
                 raise diverged("The parameters of the likelihood became NaN or infinite", task.name, engine) from error
             fit += weight * float(log_likelihood(run.observed).detach())
+        if not math.isfinite(fit):
+            raise diverged(f"The log likelihood became {fit}", task.name, engine)
         found = accumulator.factors(problem.size)
         if not found:
             raise ModelError("The likelihood depends on none of the model's weights, so that they have no Fisher.")
@@ -78,9 +81,10 @@ def diverged(what: str, task: str, engine: Engine) -> NonFiniteError:
     Returns:
         The error.
     """
-    advice = "Lower `lr`, or set `trust_radius`." if engine.has_trust_region else "Lower `lr`."
+    advice = "lower `lr`, or set `trust_radius`" if engine.has_trust_region else "or lower `lr`"
     return NonFiniteError(
-        f"{what} with the last step of task '{task}'. The posterior is as it was before the update. {advice}"
+        f"{what} with the last step of task '{task}'. The posterior is as it was before the update. Look at the data, "
+        f"{advice}."
     )
 
 

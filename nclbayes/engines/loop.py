@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _FORGET = 0.02
 # By how much, relatively, it must fall to count as better.
 _BETTER = 1e-3
+# Turns the generator's next draw, which seeds the stream of a loader, into the seed of another stream.
+_NOISE = 0x6E6F6973
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     place = _Place()
     # What a network draws itself (dropout, process noise) has a stream of its own, so that it changes no other draw.
     ahead = generator.clone_state()
-    noise = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, (), generator=ahead, device=ahead.device)))
+    seed = int(torch.randint(2**63 - 1, (), generator=ahead, device=ahead.device))
+    noise = torch.Generator().manual_seed(seed ^ _NOISE)
     if checkpoint is not None:
         place = _resume(checkpoint, stepper, batches, generator, noise, total)
     show = sys.stderr.isatty() if problem.progress is None else problem.progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -166,5 +166,9 @@ class EngineSettings:
             object.__setattr__(self, name, whole_number(name, value))
 
     def _is_optional(self, name: str) -> bool:
-        (kind,) = (f.type for f in fields(self) if f.name == name)
-        return "None" in str(kind)
+        try:
+            return type(None) in get_args(get_type_hints(type(self))[name])
+        except NameError:
+            # In an engine that was made inside a function some types cannot be found.
+            (kind,) = (str(f.type) for f in fields(self) if f.name == name)
+            return "None" in kind or "Optional" in kind

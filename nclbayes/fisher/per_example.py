@@ -9,8 +9,9 @@ import pyro
 from torch import Tensor
 from torch.func import grad, vmap
 
-from nclbayes.errors import NCLError, UnsupportedUseError
+from nclbayes.errors import UnsupportedUseError
 from nclbayes.fisher.targets import Target, example_axis, score, temper
+from nclbayes.isolation.failures import is_plain
 from nclbayes.watch import ModelRun, SiteRecorder
 from nclbayes.watch.run import Batch, Model
 
@@ -76,7 +77,7 @@ def example_scores(
         with pyro.validation_enabled(False):
             gradients = per_example(chosen, list(batch), dict(target.values), dict(target.weights))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, NCLError):
+        if not is_plain(error):
             raise
         names = ", ".join(map(repr, sites))
         if "randomness" in str(error):

@@ -11,6 +11,8 @@ from torch import Tensor
 from nclbayes.errors import DataError, ModelError, NCLError
 
 _PLAIN = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+# What torch says in a plain RuntimeError when the memory of the CPU does not suffice.
+_NO_MEMORY = ("can't allocate memory", "not enough memory")
 
 
 def is_plain(error: BaseException) -> bool:
@@ -22,7 +24,8 @@ def is_plain(error: BaseException) -> bool:
     Returns:
         Whether it is; a lack of memory is not.
     """
-    return isinstance(error, _PLAIN) and type(error).__module__ == "builtins"
+    is_known = isinstance(error, _PLAIN) and type(error).__module__ == "builtins"
+    return is_known and not any(said in str(error) for said in _NO_MEMORY)
 
 
 def first_line(error: BaseException) -> str:
@@ -50,7 +53,7 @@ class running:
 
     Raises:
         DataError: If the model raised a plain error of Python's or torch's. Errors of any other class pass.
-        ModelError: If it raised StopIteration, which would end a loop of the caller's.
+        ModelError: If it raised StopIteration or GeneratorExit, which would end a loop of the caller's.
     """
 
     def __init__(self, batch: Sequence[Any], what: str = "The model") -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators
 from nclbayes.errors import DataError, NCLError
-from nclbayes.isolation.failures import first_line, of_task
+from nclbayes.isolation.failures import first_line, is_plain, of_task
 from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.storage import Misfit, fitted, parsed
 
@@ -44,6 +44,8 @@ def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:
     try:
         tensors = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
     except (RuntimeError, TypeError, ValueError) as error:
+        if not is_plain(error):
+            raise
         raise DataError(
             f"The examples of task '{task.name}' cannot be kept together: {first_line(error)}. They must be tensors of "
             "equal shapes."

@@ -33,18 +33,20 @@ class JointLearner(OnlinePosterior):
 
     def _update(self, task: Task, **settings: Any) -> tuple[Belief, UpdateReport]:
         """Learn a task together with all earlier ones."""
-        # Of an update that failed at its very end a task may be left over.
+        # Of an update that was interrupted at its very end a task may be left over.
         earlier = self._seen[: len(self.tasks)]
         if len(earlier) != len(self.tasks):
             raise ModelError(
                 f"The learner has learnt {len(self.tasks)} tasks and holds the data of {len(self._seen)}: hand over "
                 "those of the tasks before it was saved, in order, by remember(tasks)."
             )
-        self._seen = (*earlier, task)
+        seen = (*earlier, task)
         start = {**(self._initial_values() or {}), **self.mean()}
         prior = Belief(tasks=self.tasks, outputs=self._belief.outputs)
-        mixture = TaskMixture(self._seen, name=task.name)
-        return self._updated(mixture, belief=prior, initial=start or None, **settings)
+        mixture = TaskMixture(seen, name=task.name)
+        belief, report = self._updated(mixture, belief=prior, initial=start or None, **settings)
+        self._seen = seen
+        return belief, report
 
     def remember(self, tasks: list[Task]) -> None:
         """Hand over the data of the tasks that were learnt before the learner was saved.

@@ -134,14 +134,14 @@ class Categorical(Likelihood):
         return dist.Categorical(logits=output)
 
     def check(self, output: Tensor, target: Tensor) -> None:
-        """Integers from 0 to the number of logits, one for each row of them."""
+        """Integers from 0 to the number of logits minus one, one for each row of them."""
         _same_shape(target, output.shape[:-1])
         if target.is_floating_point() or target.is_complex():
             raise DataError(f"Categorical targets must be integers, not {target.dtype}: use target.long().")
         self.allowed(output).check(target)
 
     def allowed(self, output: Tensor) -> AllowedTargets:
-        """Whole numbers from 0 to the number of logits."""
+        """Whole numbers from 0 to the number of logits minus one."""
         classes = output.shape[-1]
         return AllowedTargets(0, classes - 1, whole=True, why=f"the network has {classes} outputs")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nclbayes.blocks.layout import quoted
 from nclbayes.data.checking import check_tensor, flag, generator_or_none, shown, whole_number
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
@@ -27,7 +28,8 @@ def check_posterior(model: object, engine: object, initial: object, generator: o
         example: A task that shows the model's sites.
 
     Raises:
-        SettingError: If one of them is of another kind.
+        SettingError: If one of them is of another kind, or `initial` names what is no site of a model that knows its
+            sites.
     """
     if not callable(model) or isinstance(model, type):
         raise SettingError(f"The model must be a Pyro model, which can be called, not {shown(model)}.")
@@ -35,6 +37,13 @@ def check_posterior(model: object, engine: object, initial: object, generator: o
     is_values = isinstance(initial, Mapping) and all(isinstance(value, Tensor) for value in initial.values())
     if initial is not None and not is_values:
         raise SettingError(f"initial must be a mapping from sites to tensors, not {shown(initial)}.")
+    if isinstance(initial, Mapping) and hasattr(model, "initial_values"):
+        unknown = sorted(set(initial) - set(model.initial_values()))
+        if unknown:
+            raise SettingError(
+                f"initial has values of {quoted(unknown)}, and the model has no such sites: those that it has are in "
+                "model.initial_values()."
+            )
     generator_or_none(generator)
     if example is not None:
         checked_task(example, "example")
@@ -145,6 +154,8 @@ def check_predict(inputs: tuple[Any, ...], num_samples: object, method: object, 
         whole_number("num_samples", num_samples)
     if method not in (None, "mean", "samples", "linearized"):
         raise SettingError(f"method is {shown(method)}; choose 'mean', 'samples' or 'linearized'.")
+    if method == "mean" and num_samples is not None:
+        raise SettingError("num_samples has no effect on a prediction at the mean: leave it out, or method='mean'.")
     generator_or_none(generator)
     for item in inputs:
         if isinstance(item, Tensor):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nclbayes.data.checking import has_plain_memory
 from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
 from nclbayes.posterior.joining import Joined, look
 from nclbayes.posterior.query import base_of, parameters_of
 from nclbayes.watch.run import Model
+
+# So many numbers of each parameter are kept to compare: a model of many outputs has millions.
+_MOST_NUMBERS = 1000
 
 
 def update_identity(
@@ -40,9 +45,23 @@ def update_identity(
         tensors |= {f"frozen/{name}": parameter for name, parameter in frozen}
     for k, batch in enumerate(joined.examples):
         tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
-    contexts = [repr(part.context) for part in task.parts]
+    contexts = [_told(part.context, f"context/{k}", tensors) for k, part in enumerate(task.parts)]
     settings = {"name": type(engine).__name__, **engine.to_dict(), "schedule": engine.schedule is not None}
     return identity([task.name, task.size, contexts, settings], tensors)
+
+
+def _told(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
+    """A value of a context in plain words; tensors, of which words show a few numbers only, are put with the others."""
+    if isinstance(value, Tensor) and has_plain_memory(value):
+        tensors[where] = value
+        return [str(value.dtype), list(value.shape)]
+    if isinstance(value, Mapping):
+        return {repr(key): _told(item, f"{where}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_told(item, f"{where}/{i}", tensors) for i, item in enumerate(value)]
+    text = repr(value)
+    # An address is another one in the next process.
+    return type(value).__qualname__ if " at 0x" in text else text
 
 
 def model_probe(joined: Joined, model: Model, task: Task, device: torch.device) -> dict[str, Tensor]:
@@ -55,7 +74,8 @@ def model_probe(joined: Joined, model: Model, task: Task, device: torch.device) 
         device: Where to compute.
 
     Returns:
-        The parameters of the observed sites by part of the task, site and name, float64 on the CPU.
+        The parameters of the observed sites by part of the task, site and name, float64 on the CPU; of a large one,
+        numbers that are evenly spaced over it.
     """
     found: dict[str, Tensor] = {}
     for k, (part, batch) in enumerate(zip(task.parts, joined.examples, strict=True)):
@@ -66,5 +86,13 @@ def model_probe(joined: Joined, model: Model, task: Task, device: torch.device) 
             for name, value in {**numbers, "site mask": site.mask, "site scale": site.scale}.items():
                 if isinstance(value, (Tensor, float)):
                     tensor = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
-                    found[f"{k}.{site.name}.{name}"] = tensor.detach().double().cpu()
+                    found[f"{k}.{site.name}.{name}"] = _some(tensor.detach()).double().cpu()
     return found
+
+
+def _some(tensor: Tensor) -> Tensor:
+    if tensor.numel() <= _MOST_NUMBERS:
+        return tensor
+    flat = tensor.reshape(-1)
+    index = torch.linspace(0, len(flat) - 1, _MOST_NUMBERS, dtype=torch.float64, device=flat.device)
+    return flat[index.round().long()]

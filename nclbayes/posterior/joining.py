@@ -38,7 +38,7 @@ class Joined:
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
         fixed: The values of the other sites that the model meets.
-        outputs: The observed sites.
+        outputs: The observed sites, those of the last part first.
         examples: A few examples of each part of the task.
         allowed: The values that targets of each part may have, where the model knows them.
     """
@@ -113,7 +113,7 @@ def join(
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
         values |= {name: latent.value.detach() for name, latent in run.latents.items()}
-        outputs = tuple(run.observed)
+        outputs = tuple(dict.fromkeys((*run.observed, *outputs)))
     if engine.retention != 1:
         states |= {name: states[name].faded(prior, engine.retention) for name, prior in priors.items()}
     with of_task(task.name):
@@ -308,14 +308,23 @@ def starting_points(
 
     Returns:
         By block.
+
+    Raises:
+        SettingError: If there are initial values of some sites of a new block only.
     """
     start: dict[str, Tensor] = {}
     for name, state in states.items():
         block = state.block
+        missing = [site for site in block.sites if initial is None or site not in initial]
         if name in trained:
             start[name] = state.loc
-        elif initial is not None and all(site in initial for site in block.sites):
+        elif initial is not None and not missing:
             start[name] = block.pack({site: initial[site].to(state.loc) for site in block.sites})
+        elif len(missing) < len(block.sites):
+            raise SettingError(
+                f"initial has no value of {quoted(missing)}, and {quoted(block.sites)} are learnt together: give the "
+                "values of all of them, or of none."
+            )
         else:
             start[name] = _near_the_prior_mean(block, state, generator)
     # Laid out as they are when read from a file: products of another layout may round otherwise.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from torch.func import jacrev, vmap
 from nclbayes.errors import ModelError
 from nclbayes.gaussians import State
 from nclbayes.isolation.failures import running
-from nclbayes.posterior.query import Query, base_of
+from nclbayes.posterior.query import Query, base_of, masked_like
 from nclbayes.watch.sites import base_normal
 
 # Jacobians are computed for so many examples at a time that they hold about so many numbers.
@@ -38,7 +39,7 @@ def linearized(query: Query, states: Mapping[str, State], *, draws: int, generat
         generator: Decides them.
 
     Returns:
-        A Categorical, a Normal (one output) or a MultivariateNormal.
+        A Categorical, a Normal (one output) or a MultivariateNormal; under the masks that the output has.
 
     Raises:
         ModelError: If the output is neither Categorical nor Normal.
@@ -83,11 +84,50 @@ def linearized(query: Query, states: Mapping[str, State], *, draws: int, generat
     if isinstance(base, torch_dist.Normal):
         variance = base.scale.reshape(centre.shape).square()
         if not fn.event_shape:
-            return dist.Normal(base.loc, (covariance[..., 0, 0] + variance[..., 0]).sqrt().reshape(base.loc.shape))
-        return dist.MultivariateNormal(base.loc, covariance + torch.diag_embed(variance))
+            scale = (covariance[..., 0, 0] + variance[..., 0]).sqrt().reshape(base.loc.shape)
+            return masked_like(fn, dist.Normal(base.loc, scale))
+        counts, covariance = _counted(fn, centre), covariance + torch.diag_embed(variance)
+        if bool(counts.all()):
+            return dist.MultivariateNormal(base.loc, covariance)
+        return _PartlyMasked(base.loc, covariance, counts)
     # Logits are free up to a shift, so that their covariance is singular: take its symmetric root.
     values, vectors = torch.linalg.eigh(covariance.double())
     root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)).to(centre.dtype)
     eps = torch.randn(draws, *centre.shape, generator=generator, dtype=centre.dtype, device=generator.device)
     logits = centre + (root @ eps.to(centre.device).unsqueeze(-1)).squeeze(-1)
-    return dist.Categorical(probs=logits.softmax(-1).mean(0))
+    return masked_like(fn, dist.Categorical(probs=logits.softmax(-1).mean(0)))
+
+
+def _counted(fn: Any, like: Tensor) -> Tensor:
+    """Which numbers of a vector of outputs count, by all masks around their distribution."""
+    counts = torch.ones_like(like, dtype=torch.bool)
+    while isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
+        if isinstance(fn, dist.MaskedDistribution):
+            mask = fn._mask
+            if isinstance(mask, Tensor):
+                mask = mask.expand(fn.batch_shape).reshape(fn.batch_shape + (1,) * len(fn.event_shape))
+            counts = counts & mask
+        fn = fn.base_dist
+    return counts
+
+
+class _PartlyMasked(dist.MultivariateNormal):
+    """A vector of which some outputs do not count: its density is that of the others.
+
+    Args:
+        loc: The mean, [examples, outputs].
+        covariance: [examples, outputs, outputs].
+        counts: Which outputs count, [examples, outputs].
+    """
+
+    def __init__(self, loc: Tensor, covariance: Tensor, counts: Tensor) -> None:
+        super().__init__(loc, covariance)
+        self._counts = counts
+        # What does not count is made a standard normal of its own, whose density at its mean is known.
+        kept = covariance * (counts.unsqueeze(-1) & counts.unsqueeze(-2)) + torch.diag_embed((~counts).to(covariance))
+        self._others = dist.MultivariateNormal(loc, kept)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The log density of the outputs that count."""
+        found = self._others.log_prob(torch.where(self._counts, value, self.loc))
+        return found + (~self._counts).sum(-1) * math.log(2 * math.pi) / 2

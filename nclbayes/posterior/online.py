@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from nclbayes.data.checking import whole_number
 from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
@@ -34,8 +36,9 @@ class OnlinePosterior:
     Args:
         model: Any Pyro model, called as ``model(*batch, **task.context)``.
         engine: How to update, unless an update says otherwise.
-        initial: Where learning starts, values by site. By default the model's own ``initial_values()`` (a
-            :class:`BayesianNetwork` has its network's parameters), else small random weights around the prior mean.
+        initial: Where learning starts, values by site, for all sites of a block or none. By default the model's own
+            ``initial_values()`` (a :class:`BayesianNetwork` has its network's parameters), else small random weights
+            around the prior mean.
         generator: Decides every draw, unless an update passes another; by default one seeded with 0.
         example: A task that shows the model's sites at once: their prior is then there to look at and to sample from.
             Without it the first update shows them. Nothing is learnt from it.
@@ -181,10 +184,11 @@ class OnlinePosterior:
 
         Args:
             *inputs: What the model takes, without the observed argument.
-            num_samples: Average over so many samples of the weights; None: use the posterior mean.
-            method: "mean", "samples" or "linearized": the network linearised around the mean, whose outputs are
-                Gaussian (for Categorical and Normal outputs; `num_samples` is then the number of draws of a
-                Categorical's logits, 256 by default). By default "samples" if `num_samples` is given, else "mean".
+            num_samples: How many samples of the weights to average over; None: 32 of them if the method is "samples".
+            method: "mean": the weights at the posterior mean; "samples"; or "linearized": the network linearised around
+                the mean, whose outputs are Gaussian (for Categorical and Normal outputs; `num_samples` is then the
+                number of draws of a Categorical's logits, 256 by default). By default "samples" if `num_samples` is
+                given, else "mean".
             generator: Decides the samples; by default the posterior's own.
             **context: Keyword arguments of the model, such as ``head=2``.
 
@@ -194,7 +198,7 @@ class OnlinePosterior:
         Raises:
             DataError: If an input is an array, or the model cannot take the inputs.
             ModelError: If no task has been learnt yet, or the output is not one that can be linearised.
-            SettingError: If the method is unknown, or `num_samples` less than 1.
+            SettingError: If the method is unknown, or `num_samples` less than 1, or given for the mean.
         """
         if not self._belief.outputs:
             raise ModelError("There is nothing to predict from yet: call update(task) first.")
@@ -254,10 +258,13 @@ class OnlinePosterior:
             raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
         with refused(path, "a posterior of nclbayes"):
             learner = fitted_learner(cls, saved.learner)
-            posterior = cls(model, saved.engine, initial=saved.initial, generator=saved.generator, **learner)
+            posterior = cls(model, saved.engine, generator=saved.generator, **learner)
             posterior._belief = saved.belief
+            posterior._initial = None if saved.initial is None else dict(saved.initial)
             posterior._check_memory()
         check_model(path, model, saved.belief)
+        for notice in saved.notices:
+            warnings.warn(notice, stacklevel=2)
         return posterior
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -269,7 +276,11 @@ class OnlinePosterior:
 
         Returns:
             For each site, [num_samples, ...].
+
+        Raises:
+            SettingError: If `num_samples` is not a whole number of at least 0.
         """
+        num_samples = whole_number("num_samples", num_samples, least=0)
         if generator is not None:
             return self._belief.sample(num_samples, generator)
         with self._turn.taken():

@@ -16,7 +16,7 @@ from nclbayes.data.task import to_device
 from nclbayes.isolation import drawing_from
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.linearized import linearized
-from nclbayes.posterior.query import Query, base_of, parameters_of
+from nclbayes.posterior.query import Query, base_of, masked_like, parameters_of
 from nclbayes.watch.run import Model
 
 # So many samples of the weights are drawn and run at once.
@@ -82,7 +82,7 @@ def mixture(query: Query, samples: Iterable[Mapping[str, Tensor]]) -> Any:
     fn, base = found[0], base_of(found[0])
     if isinstance(base, (torch_dist.Categorical, torch_dist.Bernoulli)) and not fn.event_shape:
         averaged = type(base)(probs=type(base)(logits=batched["logits"]).probs.mean(0))
-        return _masked_like(fn, averaged)
+        return masked_like(fn, averaged)
     components = _components(fn, batched)
     weights = torch.ones_like(next(iter(batched.values())).flatten()[:1]).expand(components.batch_shape)
     return dist.MixtureSameFamily(dist.Categorical(weights), components)
@@ -106,10 +106,3 @@ def _components(fn: Any, batched: Mapping[str, Tensor], outside: int = 0) -> Any
         return dist.MaskedDistribution(_components(fn.base_dist, batched, outside), mask)
     events = {name: fn.arg_constraints[name].event_dim for name in batched}
     return type(fn)(**{name: p.movedim(0, p.ndim - 1 - events[name] - outside) for name, p in batched.items()})
-
-
-def _masked_like(fn: Any, other: Any) -> Any:
-    """Another distribution under the masks of one without event dimensions."""
-    if isinstance(fn, dist.MaskedDistribution):
-        return _masked_like(fn.base_dist, other).mask(fn._mask)
-    return _masked_like(fn.base_dist, other) if isinstance(fn, torch_dist.Independent) else other

@@ -125,3 +125,18 @@ def parameters_of(base: Any) -> list[str]:
     if isinstance(base, torch_dist.MultivariateNormal):
         return ["loc", "scale_tril"]
     return list(base.arg_constraints)
+
+
+def masked_like(fn: Any, other: Any) -> Any:
+    """Another distribution under the masks of one without event dimensions.
+
+    Args:
+        fn: The one with the masks.
+        other: The other, of the same batch shape.
+
+    Returns:
+        The other; a target that a mask leaves out does not count.
+    """
+    if isinstance(fn, dist.MaskedDistribution):
+        return masked_like(fn.base_dist, other).mask(fn._mask)
+    return masked_like(fn.base_dist, other) if isinstance(fn, torch_dist.Independent) else other

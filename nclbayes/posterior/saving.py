@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
@@ -15,7 +15,7 @@ from nclbayes.engines.base import ENGINES, Engine
 from nclbayes.errors import FileError, NCLError
 from nclbayes.gaussians import SavedState
 from nclbayes.posterior.belief import Belief
-from nclbayes.storage import Form, Misfit, fitted, open_sealed, write_file
+from nclbayes.storage import Form, Misfit, SealedFile, fitted, open_sealed, write_file
 from nclbayes.storage.generators import set_state
 from nclbayes.watch.run import Model
 
@@ -31,6 +31,7 @@ class Saved:
         initial: Where new sites start, values by site; None: where the model says.
         learner: Settings of the posterior itself, if it is of a kind that has some.
         kind: The class of the posterior; empty if the file does not say.
+        notices: What whoever reads the file must be told of it.
     """
 
     belief: Belief
@@ -39,6 +40,7 @@ class Saved:
     initial: Mapping[str, Tensor] | None = None
     learner: Mapping[str, Any] = field(default_factory=dict)
     kind: str = ""
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
             known.
     """
     with open_sealed(path, "posterior") as file:
-        settings: _Settings = fitted(_Settings, file.settings)
+        settings: _Settings = fitted(_Settings, _with_evidence(file))
         _check_names(settings, file.forms)
         engine = engine_from(settings.engine)
         tensors = file.read()
@@ -116,12 +118,17 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         if settings.initial is not None:
             initial = {site: tensors[f"/initial/{site}"] for site in settings.initial}
             _check_initial(initial, settings.blocks)
-        generator = _generator(settings.generator, tensors["generator"], path)
+        generator = _generator(settings.generator, tensors["generator"])
+    notices = []
+    if generator.device.type != settings.generator:
+        notices.append(
+            f"The generator of '{path}' is of a device that is not here ({settings.generator}): its draws cannot be "
+            "repeated, and one of the CPU, seeded with 0, takes its place."
+        )
     if settings.scheduled:
-        warnings.warn(
+        notices.append(
             f"The engine of '{path}' had a schedule of its learning rate, a function, which a file cannot hold: set it "
-            "again, as in posterior.engine = dataclasses.replace(posterior.engine, schedule=...).",
-            stacklevel=3,
+            "again, as in posterior.engine = dataclasses.replace(posterior.engine, schedule=...)."
         )
     belief = Belief(
         states=states,
@@ -131,7 +138,14 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         log_evidence=settings.log_evidence,
         memory={name: tensors[f"/memory/{name}"] for name in settings.memory},
     )
-    return Saved(belief, engine, generator, initial, settings.learner, settings.kind)
+    return Saved(belief, engine, generator, initial, settings.learner, settings.kind, tuple(notices))
+
+
+def _with_evidence(file: SealedFile) -> dict[str, Any]:
+    """A file's settings; an evidence that is no number, which updates left when files had format 1, counts as none."""
+    evidence = file.settings.get("log_evidence")
+    is_none = file.version == 1 and isinstance(evidence, float) and not math.isfinite(evidence)
+    return {**file.settings, "log_evidence": None} if is_none else file.settings
 
 
 def describe(engine: Engine) -> dict[str, Any]:
@@ -252,16 +266,11 @@ def _check_initial(initial: Mapping[str, Tensor], blocks: Mapping[str, SavedStat
             raise Misfit(f"the tensor '/initial/{site}' has NaN or infinite entries")
 
 
-def _generator(device: str, state: Tensor, path: str | os.PathLike[str]) -> torch.Generator:
+def _generator(device: str, state: Tensor) -> torch.Generator:
     """The saved generator; one of a device that is not here starts anew."""
     if device not in ("cpu", "cuda"):
         raise Misfit(f"generator is '{device[:60]}', not cpu or cuda")
     if device != "cpu" and not torch.cuda.is_available():
-        warnings.warn(
-            f"The generator of '{path}' is of a device that is not here ({device}): its draws cannot be repeated, and "
-            "one of the CPU, seeded with 0, takes its place.",
-            stacklevel=4,
-        )
         return torch.Generator().manual_seed(0)
     generator = torch.Generator(device=device)
     set_state(generator, state, "generator")

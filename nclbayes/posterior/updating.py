@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,8 @@ class UpdateReport:
         steps: How many steps were taken.
         seconds: How long the whole update took, also before it was interrupted.
         stopped_early: Whether the loop stopped before its last step.
-        log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one.
+        log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one; with a retention
+            below 1, that of D_k under the faded prior.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
 
     Example:
@@ -165,6 +167,8 @@ def _check_outcome(outcome: Outcome, task: str, engine: Engine) -> None:
             f"Task '{task}' was gone through, and left no Gaussian of any weight: its likelihood depends on none of "
             "them at the weights that were found. Look at the network's output there."
         )
+    if outcome.log_evidence is not None and not math.isfinite(outcome.log_evidence):
+        raise diverged(f"The log evidence became {outcome.log_evidence}", task, engine)
     for name, state in outcome.states.items():
         if not bool(torch.isfinite(state.loc).all()):
             raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)

@@ -42,6 +42,12 @@ class Scaled:
 
     Attributes:
         scale: The standard deviation for a fan in of 1.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.priors import Scaled
+        >>> Scaled(0.5).of(torch.nn.Conv2d(4, 8, 5), "weight").scale
+        tensor(0.0500)
     """
 
     scale: float = 1.0
@@ -84,6 +90,13 @@ def fan_in(module: nn.Module, parameter: Tensor) -> int | None:
 
     Returns:
         The number; None for a parameter that is no weight of a linear map, nor the bias of one.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.priors import fan_in
+        >>> layer = torch.nn.Linear(30, 2)
+        >>> fan_in(layer, layer.bias)
+        30
     """
     weights = [p for p in module.parameters(recurse=False) if p.ndim >= 2]
     if parameter.ndim < 2 and not weights:

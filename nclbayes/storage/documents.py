@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nclbayes.errors import FileError
-from nclbayes.storage.reading import opened
+from nclbayes.storage.reading import opened, reading
 from nclbayes.storage.schema import Misfit, fitted, parsed, refused
 from nclbayes.storage.writing import write_text
 
@@ -57,7 +57,9 @@ def read_document(path: str | os.PathLike[str], kind: type[T], what: str, versio
     with opened(path, name) as (file, size), refused(Path(path), what):
         if size > _LARGEST:
             raise Misfit(f"it has {size} bytes")
-        content = parsed(file.read())
+        with reading(path):
+            text = file.read()
+        content = parsed(text)
         if not isinstance(content, dict):
             raise Misfit("it holds no fields")
         found = fitted(int, content.pop("format", None), "format")

@@ -40,3 +40,22 @@ def opened(path: str | os.PathLike[str], what: str = "file") -> Iterator[tuple[F
         raise FileError(f"There is no {what} '{target}': that is no regular file.")
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         yield file, status.st_size
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Around a read from an open file, which may fail: a disk does, or a share that is gone.
+
+    Args:
+        path: Where the file is.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        FileError: If it does.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"Could not read '{Path(path)}': {error.strerror or error}.") from error

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import FileError
-from nclbayes.storage.reading import opened
+from nclbayes.storage.reading import opened, reading
 from nclbayes.storage.schema import Misfit, fitted, parsed, refused
 from nclbayes.storage.writing import replacing
 
@@ -93,10 +93,11 @@ class SealedFile:
     Attributes:
         settings: What it holds besides tensors, as plain values.
         forms: The same.
+        version: Its format.
     """
 
     def __init__(self, path: Path, content: _Content, forms: Mapping[str, Form], file: FileIO) -> None:
-        self.settings, self.forms = content.settings, forms
+        self.settings, self.forms, self.version = content.settings, forms, content.version
         self._path, self._content, self._file = path, content, file
 
     def read(self) -> dict[str, Tensor]:
@@ -117,12 +118,12 @@ class SealedFile:
                 raise Misfit(f"the tensor '{name}' of {form.shape} cannot be held in memory") from error
             memory = memory_of(tensor)
             _fill(memory, self._file, self._path)
-            if self._content.version == 1:
+            if self.version == 1:
                 checksum = zlib.crc32(memory, checksum)
             else:
                 digest.update(memory)
             tensors[name] = tensor
-        is_old = self._content.version == 1
+        is_old = self.version == 1
         if (self._content.checksum != checksum) if is_old else (self._content.digest != digest.hexdigest()):
             raise FileError(f"'{self._path}' is damaged: its tensors do not match their checksum.")
         for name, tensor in tensors.items():
@@ -331,7 +332,8 @@ def _fill(memory: Any, file: FileIO, path: Path) -> None:
     """Read so many bytes, straight to where they belong."""
     view = memoryview(memory)
     while len(view):
-        count = file.readinto(view)
+        with reading(path):
+            count = file.readinto(view)
         if not count:
             raise FileError(f"'{path}' is truncated: it ended while it was being read.")
         view = view[count:]

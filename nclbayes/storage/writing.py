@@ -78,8 +78,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """
     target = Path(path)
     try:
-        _sweep(target.parent)
-        descriptor, temporary = _create(target)
+        try:
+            _sweep(target.parent)
+            descriptor, temporary = _create(target)
+        except ValueError as error:
+            # A name that no file can have, such as one with a zero byte.
+            raise FileError(f"Could not write {str(target)!r}: {error}.") from error
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file

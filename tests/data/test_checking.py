@@ -72,7 +72,8 @@ def test_tensors_without_plain_memory_are_refused() -> None:
     [
         (torch.tensor([0, 3]), "range from 0 to 3, but there are three"),
         (torch.tensor([-1, 2]), "range from -1 to 2"),
-        (torch.tensor([0.0, math.nan]), "NaN or infinity"),
+        (torch.tensor([0.0, math.nan]), "NaN or infinity.*, or put a number there and mask it"),
+        (torch.tensor([0, 1], dtype=torch.uint16), r"torch\.uint16, which torch cannot compare: use target\.long\(\)"),
         (torch.tensor([0.0, 0.5]), "whole numbers: there are three"),
         (torch.tensor([1j]), "complex"),
     ],

@@ -99,6 +99,17 @@ def test_stop_iteration_never_leaves_an_update(source: Any) -> None:
     assert "read" in refused(ncl.Task(source, name="stops", size=20))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_is_cut_short_is_refused(workers: int) -> None:
+    def item(index: int) -> Any:
+        if index == 20:
+            raise StopIteration
+        return inputs(5, seed=index), torch.tensor(index % 3)
+
+    task = ncl.Task(DataLoader(Items(item, 32), batch_size=8, num_workers=workers), name="cut")
+    assert "A loader ended after 2 of its 4 batches" in refused(task, PlainTraining(steps=3))
+
+
 def test_nor_does_that_of_a_network_or_a_callback() -> None:
     class Stops(torch.nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

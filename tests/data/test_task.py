@@ -101,6 +101,14 @@ def test_bad_data_are_refused_by_name() -> None:
         ncl.Task((X, Y), name="t", size=0)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_so_are_tensors_of_uneven_examples(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([X, X[:3]], layout=layout)
+    with pytest.raises(DataError, match=r"Tensor 0 of task 't' is nested.*to_padded_tensor"):
+        ncl.Task((nested, Y[:2]), name="t")
+
+
 class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
     """Examples that are augmented with torch's global generator."""
 

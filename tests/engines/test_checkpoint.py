@@ -191,7 +191,7 @@ def test_a_checkpoint_that_cannot_be_removed_leaves_the_posterior_as_it_was(
     task = classification_task()
     with monkeypatch.context() as patched:
         patched.setattr("nclbayes.engines.checkpoint.Path.unlink", resist)
-        with pytest.raises(PermissionError, match=r"update\.ckpt"):
+        with pytest.raises(FileError, match=r"update\.ckpt' cannot be removed"):
             posterior.update(task, checkpoint=path, checkpoint_every=2)
     assert posterior.tasks == ()
     posterior.update(task, checkpoint=path, checkpoint_every=2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, make_dataclass
 from itertools import pairwise
+from typing import Optional
 
 import pyro
 import pyro.distributions as dist
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nclbayes as ncl
+from nclbayes.engines.base import ENGINES
 from nclbayes.errors import DataError, NonFiniteError, SettingError
 from nclbayes.gaussians.preconditioners import Elementwise, TwoSided
 from tests.zoo import inputs, labels
@@ -237,6 +240,18 @@ def test_a_diverging_update_leaves_the_posterior_as_it_was() -> None:
     assert all(posterior.blocks[name] is state for name, state in before.items())
 
 
+def test_a_log_likelihood_that_is_no_number_is_refused() -> None:
+    """One target whose square is too large, in none of the batches that steps were taken on."""
+    x = inputs(32, 3)
+    y = torch.zeros(32, 1)
+    y[5] = 3e19
+    model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=1, batch_size=8))
+    with pytest.raises(NonFiniteError, match="log likelihood became -inf with the last step of task 'far'"):
+        posterior.update(ncl.Task((x, y), name="far"))
+    assert not posterior.blocks
+
+
 def test_weights_that_diverge_are_named() -> None:
     posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=200, batch_size=60, lr=1e30))
     diverged = r"site '\d\.\w+' became NaN or infinite at step \d+ of task|loss became|not finite at step \d+"
@@ -273,6 +288,27 @@ def test_labels_and_shapes_that_do_not_fit_are_refused_before_anything_changes()
 def test_settings_are_checked(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         ncl.LaplaceNCL(**settings)  # type: ignore[arg-type]
+
+
+def test_a_setting_may_be_none_however_its_type_says_so() -> None:
+    class Local:
+        """A type that cannot be found from outside."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Postponed(ncl.LaplaceNCL):
+        batch_size: Optional[int] = None  # type: ignore[assignment]  # noqa: UP045
+
+    @dataclass(frozen=True, kw_only=True)
+    class Hidden(Postponed):
+        other: Local | None = None
+
+    plain = [("batch_size", Optional[int], None)]  # noqa: UP045
+    kinds = [Postponed, Hidden, make_dataclass("Plain", plain, bases=(ncl.LaplaceNCL,), frozen=True, kw_only=True)]
+    for kind in kinds:
+        del ENGINES[kind.__name__]
+        assert kind().batch_size is None
+        with pytest.raises(SettingError, match="lr must be positive, not None"):
+            kind(lr=None)
 
 
 @pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])

@@ -291,6 +291,20 @@ def test_a_random_model_with_diagonal_blocks_is_refused() -> None:
         ncl.fisher(model, {"gain": torch.ones(5)}, (inputs(6, 5), inputs(6)))
 
 
+def test_a_lack_of_memory_passes_when_examples_are_run_one_by_one() -> None:
+    runs = iter(range(2))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        gain = pyro.sample("gain", normal((5,)))
+        if next(runs):
+            torch.empty(2**58, dtype=torch.uint8, device="cpu")
+        pyro.sample("y", dist.Normal((x * gain).sum(-1), 1.0), obs=y)
+
+    with pytest.raises(RuntimeError, match=r"allocate memory|not enough memory") as error:
+        ncl.fisher(model, {"gain": torch.ones(5)}, (inputs(6, 5), inputs(6)))
+    assert type(error.value) is RuntimeError
+
+
 # Targets, scales, masks, temperature
 
 

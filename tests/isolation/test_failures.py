@@ -6,6 +6,7 @@ import gc
 import sys
 
 import pytest
+import torch
 
 from nclbayes.errors import ModelError
 from nclbayes.isolation.failures import running
@@ -26,3 +27,9 @@ def test_a_frame_that_is_dropped_takes_that_for_no_error(monkeypatch: pytest.Mon
 def test_what_would_end_a_loop_of_the_callers_is_an_error(error: type[BaseException]) -> None:
     with pytest.raises(ModelError, match=f"The model raised {error.__name__}"), running(()):
         raise error
+
+
+def test_a_lack_of_memory_passes_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match=r"allocate memory|not enough memory") as error, running(()):
+        torch.empty(2**58, dtype=torch.uint8, device="cpu")
+    assert type(error.value) is RuntimeError

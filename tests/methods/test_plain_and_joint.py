@@ -110,6 +110,7 @@ def test_joint_training_counts_each_task_once_whatever_the_engine() -> None:
     with pytest.raises(NonFiniteError):
         learner.update(ncl.Task((torch.full((4, 3), torch.inf), torch.zeros(4, 1)), name="torn"))
     assert len(learner.tasks) == 2
+    assert [task.name for task in learner._seen] == list(learner.tasks)
     assert all(torch.equal(value, before[site]) for site, value in learner.mean().items())
 
 

@@ -83,6 +83,10 @@ def test_a_callback_of_no_arguments_is_said_and_its_own_errors_pass() -> None:
         ({"generator": "a"}, "generator must be"),
         ({"initial": [1]}, "initial must be a mapping from sites to tensors"),
         ({"initial": {"0.weight": 3}}, "initial must be a mapping from sites to tensors"),
+        (
+            {"initial": {"0.weigth": torch.zeros(8, 5)}},
+            "initial has values of '0.weigth', and the model has",
+        ),
         ({"example": (1, 2)}, "example must be a Task"),
     ],
 )
@@ -146,6 +150,23 @@ def test_networks_that_return_something_else(change: Any, message: str) -> None:
         ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=2)).update(classification_task(1))
 
 
+def test_initial_values_of_half_a_block_are_refused() -> None:
+    initial = {"0.weight": torch.zeros(8, 5)}
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=2), initial=initial)
+    with pytest.raises(SettingError, match=r"'classes 1': initial has no value of '0\.bias', and '0\.weight'"):
+        posterior.update(classification_task(1))
+    full = {**initial, "0.bias": torch.zeros(8)}
+    ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=2), initial=full).update(classification_task(1))
+
+
+@pytest.mark.parametrize("count", [-1, "a", 2.5])
+def test_so_many_samples_cannot_be_drawn(count: Any) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(), example=classification_task())
+    with pytest.raises(SettingError, match="num_samples must be a whole number of at least 0, not"):
+        posterior.sample(count)
+    assert posterior.sample(0)["0.weight"].shape == (0, 8, 5)
+
+
 def test_a_network_without_learnable_weights() -> None:
     net = nn.Linear(5, 3).requires_grad_(False)
     model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
@@ -178,6 +199,7 @@ def test_priors_of_no_width(scale: float) -> None:
         ((torch.zeros(4, 5).to_sparse(),), {}, DataError, "An input has the layout"),
         ((torch.zeros(4, 5),), {"num_samples": 2.5}, SettingError, "num_samples must be a whole number"),
         ((torch.zeros(4, 5),), {"method": 3}, SettingError, "method is 3; choose"),
+        ((torch.zeros(4, 5),), {"method": "mean", "num_samples": 5}, SettingError, "num_samples has no effect"),
     ],
 )
 def test_arguments_of_a_prediction(inputs_: Any, settings: Any, error: type[Exception], message: str) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pyro.distributions as dist
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.errors import FileError
+from nclbayes.methods import PlainTraining
+from nclbayes.storage import read_file
 
 
 class Stop(Exception):
@@ -31,12 +33,12 @@ def posterior(
     return ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=6, batch_size=5, lr=0.01))
 
 
-def task() -> ncl.Task:
+def task(**context: object) -> ncl.Task:
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
-    return ncl.Task((x, x.sum(-1, keepdim=True)), name="sum")
+    return ncl.Task((x, x.sum(-1, keepdim=True)), name="sum", context=context)
 
 
-def stopped(path: Path) -> None:
+def stopped(path: Path, learner: ncl.OnlinePosterior | None = None, **context: object) -> None:
     """Leave a snapshot of four steps."""
 
     def stop(progress: ncl.engines.Progress) -> None:
@@ -44,7 +46,9 @@ def stopped(path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        posterior().update(task(), checkpoint=path, checkpoint_every=2, callbacks=[stop], progress=False)
+        (learner or posterior()).update(
+            task(**context), checkpoint=path, checkpoint_every=2, callbacks=[stop], progress=False
+        )
     assert path.exists()
 
 
@@ -69,3 +73,59 @@ def test_the_same_model_does(tmp_path: Path) -> None:
     whole.update(task(), progress=False)
     assert steps == [5, 6]
     assert all(torch.equal(value, whole.mean()[site]) for site, value in again.mean().items())
+
+
+class Added(nn.Linear):
+    """A network that is told more than it needs."""
+
+    def forward(self, x: Tensor, more: object) -> Tensor:
+        return super().forward(x)
+
+
+def told() -> ncl.OnlinePosterior:
+    torch.manual_seed(0)
+    model = ncl.BayesianNetwork(Added(2, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 1.0))
+    return ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=6, batch_size=5, lr=0.01))
+
+
+def test_an_object_of_the_context_may_lie_elsewhere(tmp_path: Path) -> None:
+    path, objects = tmp_path / "update.ckpt", [object(), object()]
+    stopped(path, told(), more={"first": objects[0], "values": (1, "a")})
+    with pytest.raises(FileError, match="another update"):
+        told().update(task(more={"first": objects[1], "values": (2, "a")}), checkpoint=path, progress=False)
+    told().update(task(more={"first": objects[1], "values": (1, "a")}), checkpoint=path, progress=False)
+
+
+def test_every_number_of_a_tensor_of_the_context_counts(tmp_path: Path) -> None:
+    path, more = tmp_path / "update.ckpt", torch.zeros(5000)
+    stopped(path, told(), more=[more])
+    other = more.clone()
+    other[2500] = 1.0
+    assert repr(more) == repr(other)
+    with pytest.raises(FileError, match="another update"):
+        told().update(task(more=[other]), checkpoint=path, progress=False)
+    told().update(task(more=[more.clone()]), checkpoint=path, progress=False)
+
+
+def test_a_snapshot_of_a_model_of_many_outputs_holds_few_of_their_numbers(tmp_path: Path) -> None:
+    def learner(outputs: Callable[[], nn.Module] = nn.Identity) -> ncl.OnlinePosterior:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 300), outputs())
+        model = ncl.BayesianNetwork(net, ncl.Normal(0.5), prior=dist.Normal(0.0, 1.0))
+        return ncl.OnlinePosterior(model, PlainTraining(steps=6, batch_size=5))
+
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    wide = ncl.Task((x, x.repeat(1, 150)), name="wide")
+
+    def stop(progress: ncl.engines.Progress) -> None:
+        if progress.step == 5:
+            raise Stop
+
+    path = tmp_path / "update.ckpt"
+    with pytest.raises(Stop):
+        learner().update(wide, checkpoint=path, checkpoint_every=2, callbacks=[stop], progress=False)
+    tensors, _ = read_file(path, "checkpoint")
+    assert tensors["probe.0.y.loc"].shape == (1000,)
+    with pytest.raises(FileError, match="another model"):
+        learner(nn.ReLU).update(wide, checkpoint=path, progress=False)
+    learner().update(wide, checkpoint=path, progress=False)

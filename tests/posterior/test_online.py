@@ -27,6 +27,7 @@ from nclbayes.errors import (
 )
 from nclbayes.methods import EWC, KFAC, LaplaceOWM, PlainTraining, ReplayLearner
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
+from tests.storage.small import rewrite
 from tests.zoo import gains, inputs, labels, normal, rnn
 
 LAPLACE = ncl.LaplaceNCL(steps=30, batch_size=20)
@@ -482,6 +483,27 @@ def test_a_networks_own_noise_is_decided_by_the_generator(engine: type[ncl.Lapla
         assert torch.equal(value, ends[1][site]), site
 
 
+def test_a_network_and_its_loader_draw_other_numbers() -> None:
+    of_network: list[float] = []
+    of_loader: list[float] = []
+
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            of_network.extend(torch.rand(8, dtype=torch.float64).tolist())
+            return super().forward(x)
+
+    class Augmented(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            of_loader.append(float(torch.rand((), dtype=torch.float64)))
+            return super().__getitem__(index)
+
+    model = ncl.BayesianNetwork(Noisy(5, 3), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    task = ncl.Task(DataLoader(Augmented(*classification_task().train), batch_size=8), name="noisy")
+    ncl.OnlinePosterior(model, PlainTraining(steps=3)).update(task)
+    # Those of the steps: what was looked at before is of a stream of its own.
+    assert not set(of_network[-24:]) & set(of_loader[-24:])
+
+
 def test_a_failed_update_leaves_the_generator_as_it_was() -> None:
     def fail(progress: Any) -> None:
         raise KeyboardInterrupt
@@ -520,8 +542,20 @@ def test_a_schedule_that_a_file_cannot_hold_is_missed(tmp_path: Path) -> None:
     posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=5, schedule=lambda done: 1 - done))
     posterior.update(classification_task())
     posterior.save(tmp_path / "p")
-    with pytest.warns(UserWarning, match="had a schedule"):
+    with pytest.warns(UserWarning, match="had a schedule") as warned:
         ncl.OnlinePosterior.load(tmp_path / "p", classifier())
+    # Said of the line that called.
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device would be here")
+def test_so_is_a_generator_of_a_device_that_is_not_here(tmp_path: Path) -> None:
+    learnt().save(tmp_path / "p")
+    rewrite(tmp_path / "p", "posterior", lambda tensors, settings: settings.update(generator="cuda"))
+    with pytest.warns(UserWarning, match=r"of a device that is not here \(cuda\)") as warned:
+        loaded = ncl.OnlinePosterior.load(tmp_path / "p", classifier())
+    assert [warning.filename for warning in warned] == [__file__]
+    assert loaded.generator.initial_seed() == 0
 
 
 def test_labels_out_of_range_are_found_wherever_they_are() -> None:
@@ -541,6 +575,19 @@ def test_parts_of_a_mixture_must_agree_on_a_weight() -> None:
     parts = [ncl.Task(data, name=str(gain), context={"gain": gain}) for gain in (False, True)]
     with pytest.raises(ModelError, match="'w'"):
         ncl.OnlinePosterior(model, LAPLACE).update(TaskMixture(parts, name="both"))
+
+
+def test_every_part_of_a_mixture_can_be_predicted() -> None:
+    def model(x: Tensor, y: Tensor | None = None, *, site: str) -> None:
+        w = pyro.sample(f"w_{site}", normal((1, 3)))
+        pyro.sample(site, dist.Normal(F.linear(x, w), 0.5).to_event(1), obs=y)
+
+    x = inputs(20, 3)
+    parts = [ncl.Task((x, x[:, :1]), name=site, context={"site": site}) for site in ("a", "b")]
+    posterior = ncl.OnlinePosterior(model, LAPLACE)
+    posterior.update(TaskMixture(parts, name="both"))
+    for site in ("a", "b"):
+        assert posterior.predict(x, site=site).mean.shape == (20, 1)
 
 
 def test_a_line_with_an_intercept_is_a_block() -> None:
@@ -635,8 +682,8 @@ def test_there_is_no_evidence_of_what_is_not_bayes_rule(settings: dict[str, floa
 
 
 def test_a_file_is_checked_against_the_model_not_against_where_it_started(tmp_path: Path) -> None:
-    """Initial values may name some sites only, and say nothing of another model."""
-    initial = {"0.weight": torch.zeros(8, 5)}
+    """Initial values may name the sites of some blocks only, and say nothing of another model."""
+    initial = {"0.weight": torch.zeros(8, 5), "0.bias": torch.zeros(8)}
     posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, batch_size=20), initial=initial)
     posterior.update(classification_task(1))
     posterior.save(tmp_path / "p")

@@ -83,6 +83,28 @@ def test_masked_targets_count_neither_at_the_mean_nor_in_an_average() -> None:
         torch.testing.assert_close(*scores)
 
 
+def test_nor_in_a_linearised_prediction() -> None:
+    x = inputs(20, 3)
+    y, wrong = labels(4, 20), labels(4, 20, seed=9)
+    posterior = learnt(network(ncl.Categorical(), 4, mask=lambda x: x[:, 0] > 0), x, y)
+    predicted = posterior.predict(x, method="linearized")
+    scores = [predicted.log_prob(torch.where(x[:, 0] > 0, y, t)) for t in (y, wrong)]
+    torch.testing.assert_close(*scores)
+    assert (scores[0] == 0).sum() == (x[:, 0] <= 0).sum()
+
+
+def test_of_a_linearised_vector_the_outputs_that_count_have_their_own_density() -> None:
+    x, y = inputs(20, 3), inputs(20, 3, seed=4)
+    model = network(ncl.Normal(0.5), 3, mask=lambda x: torch.tensor([True, False, True]).expand(len(x), 3))
+    predicted = learnt(model, x, y).predict(x, method="linearized")
+    wrong = y.clone()
+    wrong[:, 1] = 100.0
+    torch.testing.assert_close(predicted.log_prob(y), predicted.log_prob(wrong))
+    kept = torch.tensor([0, 2])
+    part = dist.MultivariateNormal(predicted.mean[:, kept], predicted.covariance_matrix[:, kept][..., kept])
+    torch.testing.assert_close(predicted.log_prob(y), part.log_prob(y[:, kept]))
+
+
 @pytest.mark.parametrize("likelihood", [ncl.Categorical(), ncl.Normal(0.5)])
 def test_a_sequence_is_not_linearised(likelihood: ncl.nn.Likelihood) -> None:
     x = inputs(20, 5, 3)

@@ -8,7 +8,7 @@ import pytest
 
 import nclbayes as ncl
 from nclbayes.engines.base import ENGINES, Outcome, Problem
-from nclbayes.errors import PriorError
+from nclbayes.errors import NonFiniteError, PriorError
 from tests.engines.test_laplace import classification_task, classifier
 
 
@@ -24,7 +24,15 @@ class Spoiling(ncl.LaplaceNCL):
         return replace(outcome, states=states)
 
 
-del ENGINES["Spoiling"]
+@dataclass(frozen=True, kw_only=True)
+class Unlikely(ncl.LaplaceNCL):
+    """Ends with an evidence that is no number."""
+
+    def run(self, problem: Problem) -> Outcome:
+        return replace(super().run(problem), log_evidence=float("-inf"))
+
+
+del ENGINES["Spoiling"], ENGINES["Unlikely"]
 
 
 def test_a_posterior_that_rounding_has_spoilt_is_refused_where_it_arises() -> None:
@@ -35,3 +43,11 @@ def test_a_posterior_that_rounding_has_spoilt_is_refused_where_it_arises() -> No
     with pytest.raises(PriorError, match=r"after task 'classes 2' is lost in rounding: .* powers of ten apart"):
         posterior.update(classification_task(seed=2), engine=Spoiling(steps=5))
     assert all(posterior.blocks[name] is state for name, state in before.items())
+
+
+def test_an_evidence_that_is_no_number_is_refused() -> None:
+    """No file could hold it."""
+    posterior = ncl.OnlinePosterior(classifier(), Unlikely(steps=5))
+    with pytest.raises(NonFiniteError, match="log evidence became -inf with the last step of task 'classes 1'"):
+        posterior.update(classification_task())
+    assert not posterior.tasks

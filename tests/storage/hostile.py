@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,19 @@ def objection(path: Path, load: Callable[[], object]) -> str:
     except Exception as error:
         return f"{type(error).__name__} {error}"
     return "it is read"
+
+
+class Failing(FileIO):
+    """A file on a disk that fails; to stand in for ``os.fdopen``."""
+
+    def __init__(self, descriptor: int, *_: object, **__: object) -> None:
+        super().__init__(descriptor)
+
+    def read(self, size: int = -1, /) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def readinto(self, buffer: Any, /) -> int:
+        return len(self.read())
 
 
 HOSTILE_TEXTS: dict[str, bytes] = {

@@ -150,7 +150,7 @@ def test_crafted_files_are_refused(tmp_path: Path) -> None:
 
 def test_initial_values_are_checked(tmp_path: Path) -> None:
     path, net = tmp_path / "p", model()
-    start = {"linear.weight": torch.zeros(2, 2)}
+    start = {"linear.weight": torch.zeros(2, 2), "linear.bias": torch.zeros(2)}
     tensors, settings = honest(path, posterior(initial=start))
     name = "/initial/linear.weight"
     for wrong in (torch.zeros(2, 3), torch.full((2, 2), torch.nan), torch.zeros(4)):

@@ -15,7 +15,7 @@ from nclbayes import Record, Score
 from nclbayes.errors import FileError
 from nclbayes.experiments import RunConfig
 from nclbayes.experiments.tuning import Tuned
-from tests.storage.hostile import HOSTILE_TEXTS, objection, variants, with_value
+from tests.storage.hostile import HOSTILE_TEXTS, Failing, objection, variants, with_value
 
 
 def a_record(path: Path) -> None:
@@ -83,6 +83,15 @@ def test_crafted_documents_are_refused(tmp_path: Path, kind: str) -> None:
             wrong.append(f"{what}: {found}")
     assert wrong == []
     assert len(texts) > 60
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_disk_that_fails_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    write, load = KINDS[kind]
+    write(tmp_path / "f.json")
+    monkeypatch.setattr("nclbayes.storage.reading.os.fdopen", Failing)
+    with pytest.raises(FileError, match=r"Could not read .*f\.json': Input/output error"):
+        load(tmp_path / "f.json")
 
 
 @pytest.mark.parametrize(

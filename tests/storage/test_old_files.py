@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import struct
+import zlib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -28,3 +33,20 @@ def test_a_file_of_the_first_format_loads_and_learns_on(name: str) -> None:
         assert loaded.refined().engine.steps == 4
     loaded.update(task(), progress=False)
     assert torch.isfinite(loaded.predict(torch.zeros(3, 2)).probs).all()
+
+
+def test_an_evidence_that_is_no_number_counts_as_none(tmp_path: Path) -> None:
+    """Updates left such ones then; files of format 2 hold none."""
+    content = (OLD / "laplace-1.ncl").read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    about = json.loads(header["__metadata__"]["nclbayes"])
+    about["settings"]["log_evidence"] = float("-inf")
+    text = json.dumps(about)
+    header["__metadata__"] |= {"nclbayes": text, "seal": str(zlib.crc32(text.encode()))}
+    made = json.dumps(header).encode()
+    made += b" " * (-len(made) % 8)
+    (tmp_path / "p").write_bytes(struct.pack("<Q", len(made)) + made + content[8 + length :])
+    loaded = ncl.OnlinePosterior.load(tmp_path / "p", model())
+    assert loaded.log_evidence is None
+    assert loaded.mean()["linear.weight"].flatten().tolist() == MEANS["laplace"]

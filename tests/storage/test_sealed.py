@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from nclbayes.errors import FileError
 from nclbayes.storage import read_file, write_file
+from tests.storage.hostile import Failing
 
 
 def test_a_file_is_plain_safetensors_and_comes_back(tmp_path: Path) -> None:
@@ -52,6 +53,13 @@ def test_a_write_that_fails_midway_leaves_the_old_file(tmp_path: Path) -> None:
     assert "untouched" in done.stdout
     assert torch.equal(read_file(path, "thing")[0]["a"], torch.ones(10))
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_disk_that_fails_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_file(tmp_path / "f", "thing", {}, {})
+    monkeypatch.setattr("nclbayes.storage.reading.os.fdopen", Failing)
+    with pytest.raises(FileError, match=r"Could not read .*f': Input/output error"):
+        read_file(tmp_path / "f", "thing")
 
 
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:

@@ -136,6 +136,9 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: P
         write_text(tmp_path / "p", "\ud800")
     with pytest.raises(FileError, match="Could not write"):
         write_text(tmp_path / ("x" * 300), "new")
+    for name in ("a\0b", "a\0b/c", "\ud800"):
+        with pytest.raises(FileError, match="Could not write"):
+            write_file(tmp_path / name, "thing", {}, {})
     (tmp_path / "folder").mkdir()
     with pytest.raises(FileError, match="Could not write"):
         write_text(tmp_path / "folder", "new")

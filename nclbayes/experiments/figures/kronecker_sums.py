@@ -20,6 +20,7 @@ Divergences are KL( approximation || exact sum ), which is what `kl` minimises.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, 
 from nclbayes.experiments.figures.task_fishers import random_fishers, stimulus_fishers, stroke_fishers
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.kronecker import KroneckerPrecision, SumRule, kronecker_sum
-from nclbayes.storage import read_file, write_file
+from nclbayes.storage import Form, Misfit, fitted, open_sealed, write_file
 from nclbayes.tasks.files import status
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 SOURCES = {"random": "random RNNs", "stimulus-response": "stimulus-response", "stroke-mnist": "stroke MNIST"}
 RULES = [rule.value for rule in SumRule]
-_KIND = "fishers"
+_KIND, _SIDES, _NONE = "fishers", ("input", "output"), Form(torch.float64, ())
 _LOOKS: dict[str, dict[str, Any]] = {
     "kl": {"color": PALETTE[2], "marker": "o", "linestyle": "-"},
     "additive": {"color": PALETTE[0], "marker": "s", "linestyle": "--"},
@@ -162,9 +163,7 @@ def _fishers(source: str, settings: Settings, place: Workplace) -> Iterator[Kron
     """The Fishers of a source: from the folder, or computed and put there."""
     path = Path(place.out, f"{source}-fishers.safetensors")
     if path.exists():
-        tensors, kept = read_file(path, _KIND)
-        for k, count in enumerate(kept["counts"]):
-            yield KroneckerFisher(tensors[f"{k}.input"], tensors[f"{k}.output"], **count)
+        yield from _kept(path)
         return
     own, seed = settings[source], settings["seed"]
     if source == "random":
@@ -172,10 +171,45 @@ def _fishers(source: str, settings: Settings, place: Workplace) -> Iterator[Kron
     else:
         made = (stimulus_fishers if source == "stimulus-response" else stroke_fishers)(own, seed, place)
     found = list(made)
-    tensors = {f"{k}.{side}": getattr(fisher, side) for k, fisher in enumerate(found) for side in ("input", "output")}
+    tensors = {f"{k}.{side}": getattr(fisher, side) for k, fisher in enumerate(found) for side in _SIDES}
     counts = [{"rows": fisher.rows, "examples": fisher.examples, "rtol": fisher.rtol} for fisher in found]
     write_file(path, _KIND, tensors, {"counts": counts})
     yield from found
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What a file holds of a Fisher besides its factors."""
+
+    rows: float
+    examples: float
+    rtol: float
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The schema of the settings of a file of Fishers."""
+
+    counts: list[_Counts]
+
+
+def _kept(path: Path) -> list[KroneckerFisher]:
+    """The Fishers of a file, all of one block."""
+    with open_sealed(path, _KIND) as file:
+        counts = fitted(_Kept, file.settings).counts
+        sizes = [len(form.shape) and form.shape[0] for form in (file.forms.get(f"0.{side}", _NONE) for side in _SIDES)]
+        square = {side: Form(torch.float64, (n, n)) for side, n in zip(_SIDES, sizes, strict=True)}
+        expected = {f"{k}.{side}": form for k in range(len(counts)) for side, form in square.items()}
+        if not all(sizes) or expected != file.forms:
+            raise Misfit("its tensors are not the factors of Fishers of one block")
+        tensors = file.read()
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise Misfit(f"the tensor '{name}' has NaN or infinite entries")
+    return [
+        KroneckerFisher(tensors[f"{k}.input"], tensors[f"{k}.output"], **asdict(count))
+        for k, count in enumerate(counts)
+    ]
 
 
 def _statements(accumulated: Sequence[Row], steps: Sequence[Row]) -> list[Statement]:

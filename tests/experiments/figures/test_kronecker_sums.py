@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from nclbayes.errors import FileError
 from nclbayes.experiments.figures import Results, Workplace, kronecker_sums, make
 from nclbayes.experiments.figures.kronecker_sums import RECIPE, RULES, accumulate
 from nclbayes.experiments.figures.task_fishers import random_fishers, stroke_fishers
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.kronecker import kronecker_sum
+from nclbayes.storage import read_file, write_file
 from tests.tasks.fakes import write_strokes
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
@@ -71,6 +73,29 @@ def test_fishers_are_made_once(made: tuple[Results, Path], monkeypatch: pytest.M
         monkeypatch.delattr(kronecker_sums, name)
     again = RECIPE.compute(QUICK, Workplace(out))
     assert again.tables == results.tables
+
+
+def test_fishers_of_a_file_are_not_believed(made: tuple[Results, Path], tmp_path: Path) -> None:
+    _, out = made
+    name = "random-fishers.safetensors"
+    tensors, settings = read_file(out / name, "fishers")
+    count, *others = settings["counts"]
+    for parts in (
+        (tensors, {}),
+        (tensors, {"counts": 3}),
+        (tensors, {"counts": []}),
+        (tensors, {"counts": others}),
+        (tensors, {"counts": [{**count, "rtol": None}, *others]}),
+        (tensors, {"counts": [{**count, "input": 1.0}, *others]}),
+        ({k: t for k, t in tensors.items() if k != "0.input"}, settings),
+        ({**tensors, "0.input": torch.zeros(())}, settings),
+        ({**tensors, "1.input": tensors["1.input"][:-1]}, settings),
+        ({**tensors, "1.output": tensors["1.output"].float()}, settings),
+        ({**tensors, "1.output": torch.nan * tensors["1.output"]}, settings),
+    ):
+        write_file(tmp_path / name, "fishers", *parts)
+        with pytest.raises(FileError, match=f"{name}' is not a fishers of nclbayes"):
+            RECIPE.compute(QUICK, Workplace(tmp_path))
 
 
 def test_what_is_accumulated_is_the_rule_applied_over_and_over() -> None:
