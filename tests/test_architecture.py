@@ -18,7 +18,8 @@ from pyro import distributions as dist
 import nclbayes as ncl
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "nclbayes"
+# The installed package, wherever that is.
+PACKAGE = Path(ncl.__file__).resolve().parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 DRAWING = runpy.run_path(str(ROOT / "docs" / "layers.py"))
@@ -82,7 +83,7 @@ def test_what_the_page_names_is_defined_in_the_file_that_it_names() -> None:
     named = re.findall(r"`(\w+)`\s+in\s+`(nclbayes/[\w/]+\.py)`", PAGE)
     assert len(named) > 20
     for name, file in named:
-        assert re.search(rf"^(?:def|class) {name}\b", (ROOT / file).read_text(), flags=re.MULTILINE), (name, file)
+        assert re.search(rf"^(?:def|class) {name}\b", (PACKAGE.parent / file).read_text(), flags=re.MULTILINE), (name, file)
 
 
 def test_an_update_passes_the_files_that_the_page_names(tmp_path: Path) -> None:
@@ -105,4 +106,4 @@ def test_an_update_passes_the_files_that_the_page_names(tmp_path: Path) -> None:
         sys.setprofile(before)
     named = {file for file in re.findall(r"`(nclbayes/[\w/]+\.py)`", PAGE) if not file.endswith("variational.py")}
     assert len(named) > 20
-    assert not [file for file in named if str(ROOT / file) not in passed]
+    assert not [file for file in named if str(PACKAGE.parent / file) not in passed]

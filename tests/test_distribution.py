@@ -35,7 +35,7 @@ def test_the_lowest_versions_are_the_bounds() -> None:
 
 
 def test_the_package_imports_whatever_it_requires() -> None:
-    text = "\n".join(path.read_text() for path in (ROOT / "nclbayes").rglob("*.py"))
+    text = "\n".join(path.read_text() for path in Path(nclbayes.__file__).parent.rglob("*.py"))
     modules = {"pyro-ppl": "pyro"}
     for bound in project()["dependencies"]:
         name = bound.partition(">=")[0]
