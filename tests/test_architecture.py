@@ -83,7 +83,8 @@ def test_what_the_page_names_is_defined_in_the_file_that_it_names() -> None:
     named = re.findall(r"`(\w+)`\s+in\s+`(nclbayes/[\w/]+\.py)`", PAGE)
     assert len(named) > 20
     for name, file in named:
-        assert re.search(rf"^(?:def|class) {name}\b", (PACKAGE.parent / file).read_text(), flags=re.MULTILINE), (name, file)
+        text = (PACKAGE.parent / file).read_text()
+        assert re.search(rf"^(?:def|class) {name}\b", text, flags=re.MULTILINE), (name, file)
 
 
 def test_an_update_passes_the_files_that_the_page_names(tmp_path: Path) -> None:

@@ -145,9 +145,7 @@ def test_the_wrong_number_of_arguments_is_explained() -> None:
 
 
 def test_what_is_no_prior_or_no_likelihood_is_refused() -> None:
-    with pytest.raises(
-        SettingError, match=r"such as ncl\.priors\.scaled\(1\.0\) or dist\.Normal.*not a float"
-    ):
+    with pytest.raises(SettingError, match=r"such as ncl\.priors\.scaled\(1\.0\) or dist\.Normal.*not a float"):
         ncl.BayesianNetwork(nn.Linear(2, 1), ncl.Normal(), prior=10.0)
     with pytest.raises(SettingError, match=r"such as Categorical\(\).*not the class Categorical"):
         ncl.BayesianNetwork(nn.Linear(2, 1), ncl.Categorical, prior=dist.Normal(0.0, 1.0))  # type: ignore[arg-type]
