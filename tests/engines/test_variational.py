@@ -16,9 +16,9 @@ from tests.engines.test_laplace import before_a_second_task, classification_task
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weight", [1.0, 4.0])
-def test_the_linear_gaussian_mean_is_exact_after_every_task(weight: float) -> None:
-    tasks = [regression_task(seed) for seed in range(3)]
+@pytest.mark.parametrize(("weight", "count"), [(1.0, 2), (4.0, 1)])
+def test_the_linear_gaussian_mean_is_exact_after_every_task(weight: float, count: int) -> None:
+    tasks = [regression_task(seed) for seed in range(count)]
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
     posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL())
     for k, task in enumerate(tasks):

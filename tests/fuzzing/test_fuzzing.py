@@ -21,8 +21,8 @@ def test_odd_inputs_are_refused_in_clear_words_and_leave_everything_as_it_was(tm
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_so_are_a_thousand(tmp_path: Path) -> None:
-    assert not faults(range(200_000, 201_000), tmp_path)
+def test_so_are_hundreds(tmp_path: Path) -> None:
+    assert not faults(range(200_000, 200_500), tmp_path)
 
 
 @pytest.mark.exhaustive

@@ -67,7 +67,7 @@ def test_an_interrupt_at_any_line_leaves_no_trace(learner: str, source: str) -> 
 
 
 @pytest.mark.parametrize(
-    "lines", [pytest.param(30, marks=pytest.mark.slow), pytest.param(250, marks=pytest.mark.exhaustive)]
+    "lines", [pytest.param(15, marks=pytest.mark.slow), pytest.param(250, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize(("learner", "source"), CASES)
 def test_interrupts_at_many_lines_leave_no_trace(learner: str, source: str, lines: int) -> None:

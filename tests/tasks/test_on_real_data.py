@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
     "command",
     [
         ["split-mnist", "--scenario", "domain"],
-        ["split-mnist", "--scenario", "task", "--method", "variational-ncl"],
-        ["split-mnist", "--scenario", "class", "--method", "joint"],
+        ["split-mnist", "--scenario", "task", "--method", "variational-ncl", "--tasks", "2"],
+        ["split-mnist", "--scenario", "class", "--method", "joint", "--tasks", "2"],
         ["permuted-mnist", "--tasks", "2"],
         ["rotated-mnist", "--tasks", "2"],
         ["stroke-mnist", "--tasks", "2"],
