@@ -13,6 +13,9 @@ from nclbayes.errors import SettingError
 from nclbayes.fisher import FisherKind
 from nclbayes.kronecker import SumRule
 
+# A schedule is averaged over so many points.
+_POINTS = 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
@@ -31,8 +34,10 @@ class EngineSettings:
             are sqrt(w) times narrower than those of that wide prior.
         stiffness: How firmly to hold on to what earlier tasks have learnt: a direction of the weights that they used as
             much as the mean one is learnt so many times more slowly than a free one. Only the directions of the
-            precision count then, and neither the width of the prior nor the number of examples. None: steps are
-            those of the precision itself, as in the paper, where a wide prior makes used directions stiff.
+            precision count then, and neither the width of the prior nor the number of examples. "auto": as many times
+            as a task has room for, ``steps lr / (1 - momentum)``, so that neither more steps nor larger ones forget
+            more. None: steps are those of the precision itself, as in the paper, where a wide prior makes used
+            directions stiff.
         retention: phi, by which the precision that earlier tasks left fades towards the prior before the next task,
             ``Lambda <- phi Lambda + (1 - phi) Lambda_0``, never below it, in the blocks that the task touches. The
             mean stays. 1 keeps everything; less is for streams where the past loses its worth.
@@ -58,7 +63,7 @@ class EngineSettings:
     schedule: Callable[[float], float] | None = None
     prior_weight: float = 1.0
     likelihood_weight: float = 1.0
-    stiffness: float | None = None
+    stiffness: float | str | None = None
     retention: float = 1.0
     alpha: float = 1e-10
     trust_radius: float | None = None
@@ -82,8 +87,10 @@ class EngineSettings:
             raise SettingError("Give either `steps` or `epochs`, and None for the other.")
         for name in ("steps", "batch_size", "fisher_samples", "fisher_size", "patience"):
             self._require_whole(name)
-        for name in ("epochs", "lr", "likelihood_weight", "fisher_temperature", "trust_radius", "stiffness"):
+        for name in ("epochs", "lr", "likelihood_weight", "fisher_temperature", "trust_radius"):
             self._require(name, lambda v: v > 0, "positive")
+        if self.stiffness != "auto":
+            self._require("stiffness", lambda v: v > 0, 'positive, or "auto", or None')
         for name in ("prior_weight", "alpha"):
             self._require(name, lambda v: v >= 0, "at least 0")
         if self.schedule is not None and not callable(self.schedule):
@@ -131,6 +138,23 @@ class EngineSettings:
         assert self.epochs is not None
         total = number("The number of steps, epochs times batches,", self.epochs * batches)
         return max(1, round(total))
+
+    def stiffness_over(self, steps: int) -> float | None:
+        """How stiff a task's steps are.
+
+        Args:
+            steps: How many steps the task takes.
+
+        Returns:
+            The stiffness; None for steps of the precision itself. "auto" is the distance that a free direction would
+            go under a gradient of 1: what is used as much as the mean then goes a distance of 1.
+        """
+        if self.stiffness != "auto":
+            return None if self.stiffness is None else float(self.stiffness)
+        points = min(steps, _POINTS)
+        mean = sum(self.rate((k + 0.5) / points) for k in range(points)) / points
+        # A schedule may be 0 all along; a stiffness may not.
+        return max(steps * mean / (1 - self.momentum), 1e-6)
 
     def rate(self, done: float) -> float:
         """The learning rate at a point of a task.

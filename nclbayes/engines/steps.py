@@ -92,11 +92,12 @@ def steps_of(settings: EngineSettings, problem: Problem) -> list[BlockSteps]:
     Returns:
         One for each block; those that an earlier task has trained are held as `stiffness` says.
     """
-    found = []
+    total = settings.num_steps(problem.task.num_batches(settings.batch_size))
+    stiffness, found = settings.stiffness_over(total), []
     for name, state in problem.states.items():
         held = None
-        if settings.stiffness is not None and name in problem.priors:
-            held = state.stiffened(problem.priors[name], settings.stiffness)
+        if stiffness is not None and name in problem.priors:
+            held = state.stiffened(problem.priors[name], stiffness)
         found.append(BlockSteps(settings, state, problem.start[name], problem.size, held))
     return found
 

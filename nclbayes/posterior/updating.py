@@ -39,6 +39,7 @@ class UpdateReport:
         stopped_early: Whether the loop stopped before its last step.
         log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one; with a retention
             below 1, that of D_k under the faded prior.
+        stiffness: How firmly earlier tasks were held; None for steps of the precision itself, as in the paper.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
 
     Example:
@@ -59,6 +60,7 @@ class UpdateReport:
     seconds: float
     stopped_early: bool
     log_evidence: float | None
+    stiffness: float | None
     kl_of_sums: Mapping[str, float] = field(repr=False)
 
 
@@ -157,6 +159,7 @@ def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> Upd
         seconds=outcome.history.earlier + seconds,
         stopped_early=outcome.history.stopped_early,
         log_evidence=outcome.log_evidence,
+        stiffness=engine.stiffness_over(engine.num_steps(task.num_batches(engine.batch_size))),
         kl_of_sums=outcome.kl_of_sums,
     )
 

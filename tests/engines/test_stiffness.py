@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -11,7 +14,7 @@ import nclbayes as ncl
 from nclbayes.errors import SettingError
 from nclbayes.kronecker import KroneckerPrecision
 from nclbayes.methods import EWC, KFAC, OWM, DiagonalNCL, PlainTraining
-from tests.engines.test_laplace import before_a_second_task, classification_task, conjugate, regression_task
+from tests.engines.test_laplace import before_a_second_task, classification_task, classifier, conjugate, regression_task
 from tests.zoo import gains
 
 
@@ -104,6 +107,28 @@ def test_weights_that_are_no_linear_map_are_held_too() -> None:
 def test_methods_without_one_refuse_it(method: type[ncl.LaplaceNCL]) -> None:
     with pytest.raises(SettingError, match="knows no stiffness"):
         method(stiffness=10.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"steps": 500}, 500 * 0.05 / 0.1),
+        ({"steps": None, "epochs": 10}, 10 * 6 * 0.05 / 0.1),
+        ({"steps": 50, "lr": 0.2, "momentum": 0.0, "schedule": lambda done: 1 - done}, 50 * 0.2 / 2),
+    ],
+)
+def test_auto_is_how_far_a_free_direction_goes(settings: dict[str, Any], expected: float) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(batch_size=10, stiffness="auto", **settings))
+    report = posterior.update(classification_task(), progress=False)
+    assert report.stiffness == pytest.approx(expected)
+
+
+def test_auto_is_kept_in_a_file(tmp_path: Path) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, stiffness="auto"))
+    posterior.update(classification_task(), progress=False)
+    posterior.save(tmp_path / "posterior.ncl")
+    again = ncl.OnlinePosterior.load(tmp_path / "posterior.ncl", classifier())
+    assert again.engine.stiffness == "auto"
 
 
 @pytest.mark.parametrize("stiffness", [0.0, -1.0, "much"])
