@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
@@ -88,7 +89,7 @@ class Alone:
             raise
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
 
@@ -224,10 +225,14 @@ def as_found(
         result = copy_context().run(_learning, work)
         found.succeeded = True
         return result
+    except KeyboardInterrupt as error:
+        _let_go(error)
+        raise
     except (NCLError, RuntimeError) as error:
         # What an interrupt broke, in torch's vmap say, may be reported as an error of its own.
         is_ours = isinstance(error, NCLError) or type(error) is RuntimeError
         if is_ours and _is_interrupt(error, handled):
+            _let_go(error)
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -249,6 +254,17 @@ def _is_interrupt(error: BaseException | None, handled: BaseException | None) ->
     while error is not None and error is not handled and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error is not None and error is not handled
+
+
+def _let_go(error: BaseException | None) -> None:
+    """End what an interrupt has left suspended, now and not when its traceback is dropped.
+
+    A context manager that was interrupted as it was entered, one of torch's that takes a mode off its stack say, is
+    held by the traceback, and would put that mode back after everything here has been put back.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _is_inside() -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, FileError, SettingError
@@ -118,3 +121,32 @@ def test_a_posterior_moves_with_its_model_or_not_at_all() -> None:
     with pytest.raises(MemoryError):
         posterior.to("meta")
     assert all(state.loc.device.type == "cpu" for state in posterior.blocks.values())
+
+
+def test_what_an_interrupt_has_left_suspended_ends_before_the_process_is_put_back() -> None:
+    """As when it hits torch while a mode is off its stack: the mode would come back with the end of the traceback."""
+
+    class Mode(TorchFunctionMode):
+        pass
+
+    @contextmanager
+    def lifted() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            torch._C._push_on_torch_function_stack(Mode())
+
+    def stop(progress: Any) -> None:
+        held = lifted()
+        held.__enter__()
+        raise KeyboardInterrupt
+
+    before = torch._C._len_torch_function_stack()
+    try:
+        with suppress(KeyboardInterrupt):
+            LEARNERS["laplace"](network()).update(task("a", 0), callbacks=[stop], progress=False)
+        gc.collect()
+        assert torch._C._len_torch_function_stack() == before
+    finally:
+        while torch._C._len_torch_function_stack() > before:
+            torch._C._pop_torch_function_stack()
