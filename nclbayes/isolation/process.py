@@ -260,11 +260,17 @@ def _let_go(error: BaseException | None) -> None:
     """End what an interrupt has left suspended, now and not when its traceback is dropped.
 
     A context manager that was interrupted as it was entered, one of torch's that takes a mode off its stack say, is
-    held by the traceback, and would put that mode back after everything here has been put back.
+    held by the traceback, and would put that mode back after everything here has been put back. Those that cannot end
+    out of turn, such as torch's nested transforms, are undone by what was found.
     """
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+    finally:
+        sys.unraisablehook = hook
 
 
 def _is_inside() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -123,7 +124,9 @@ def test_a_posterior_moves_with_its_model_or_not_at_all() -> None:
     assert all(state.loc.device.type == "cpu" for state in posterior.blocks.values())
 
 
-def test_what_an_interrupt_has_left_suspended_ends_before_the_process_is_put_back() -> None:
+def test_what_an_interrupt_has_left_suspended_ends_before_the_process_is_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As when it hits torch while a mode is off its stack: the mode would come back with the end of the traceback."""
 
     class Mode(TorchFunctionMode):
@@ -135,18 +138,22 @@ def test_what_an_interrupt_has_left_suspended_ends_before_the_process_is_put_bac
             yield
         finally:
             torch._C._push_on_torch_function_stack(Mode())
+            raise ArithmeticError("of the end, which nobody can be told")
 
     def stop(progress: Any) -> None:
         held = lifted()
         held.__enter__()
         raise KeyboardInterrupt
 
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
     before = torch._C._len_torch_function_stack()
     try:
         with suppress(KeyboardInterrupt):
             LEARNERS["laplace"](network()).update(task("a", 0), callbacks=[stop], progress=False)
         gc.collect()
         assert torch._C._len_torch_function_stack() == before
+        assert not ignored
     finally:
         while torch._C._len_torch_function_stack() > before:
             torch._C._pop_torch_function_stack()
