@@ -91,8 +91,8 @@ class EngineSettings:
             self._require(name, lambda v: v > 0, "positive")
         if self.stiffness != "auto":
             self._require("stiffness", lambda v: v > 0, 'positive, or "auto", or None')
-        for name in ("prior_weight", "alpha"):
-            self._require(name, lambda v: v >= 0, "at least 0")
+        self._require("prior_weight", lambda v: v >= 0, "at least 0")
+        self._require("alpha", lambda v: 0 <= v <= 1e100, "at least 0 and at most 1e100")
         if self.schedule is not None and not callable(self.schedule):
             raise SettingError(
                 f"schedule must be a function of the fraction of steps done, not {shown(self.schedule)}."

@@ -91,3 +91,8 @@ def test_numbers_that_are_flushed_to_zero_are_refused() -> None:
     with pytest.raises(SettingError, match=r"fisher_temperature is too small to be told from 0: 1e-320"):
         LaplaceNCL(fisher_temperature=1e-320)
     assert LaplaceNCL(alpha=0).alpha == 0
+
+
+def test_a_damping_whose_square_cannot_be_held_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"alpha must be at least 0 and at most 1e100, not 1e\+300"):
+        LaplaceNCL(alpha=1e300)
