@@ -226,13 +226,13 @@ def as_found(
         found.succeeded = True
         return result
     except KeyboardInterrupt as error:
-        _let_go(error)
+        _let_go(error, handled)
         raise
     except (NCLError, RuntimeError) as error:
         # What an interrupt broke, in torch's vmap say, may be reported as an error of its own.
         is_ours = isinstance(error, NCLError) or type(error) is RuntimeError
         if is_ours and _is_interrupt(error, handled):
-            _let_go(error)
+            _let_go(error, handled)
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -256,7 +256,7 @@ def _is_interrupt(error: BaseException | None, handled: BaseException | None) ->
     return error is not None and error is not handled
 
 
-def _let_go(error: BaseException | None) -> None:
+def _let_go(error: BaseException | None, handled: BaseException | None) -> None:
     """End what an interrupt has left suspended, now and not when its traceback is dropped.
 
     A context manager that was interrupted as it was entered, one of torch's that takes a mode off its stack say, is
@@ -266,7 +266,8 @@ def _let_go(error: BaseException | None) -> None:
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
-        while error is not None:
+        # What the caller was handling already is his.
+        while error is not None and error is not handled:
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
     finally:

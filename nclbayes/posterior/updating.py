@@ -16,6 +16,7 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
+from nclbayes.engines.steps import stiffness_of
 from nclbayes.errors import ModelError, PriorError
 from nclbayes.gaussians.checking import check_parts
 from nclbayes.posterior.arguments import checked_path
@@ -159,7 +160,7 @@ def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> Upd
         seconds=outcome.history.earlier + seconds,
         stopped_early=outcome.history.stopped_early,
         log_evidence=outcome.log_evidence,
-        stiffness=engine.stiffness_over(engine.num_steps(task.num_batches(engine.batch_size))),
+        stiffness=stiffness_of(engine, task),
         kl_of_sums=outcome.kl_of_sums,
     )
 
