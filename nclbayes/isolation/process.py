@@ -161,7 +161,7 @@ class _Found:
         self._generators = [(generator, generator.get_state()) for generator in generators]
         self._weights: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._contexts = []
-        self._holds, self._runs = _is_mine(), len(_RUNS) if _is_mine() else 0
+        self._runs = len(_RUNS) if _is_mine() else 0
         with _LOCK:
             for module in model.modules() if isinstance(model, nn.Module) else ():
                 self._weights.append((module._parameters, dict(module._parameters)))
@@ -189,7 +189,8 @@ class _Found:
                     context.cache.clear()
                 for generator, state in self._generators:
                     generator.set_state(state)
-        while _is_mine() and not self._holds:
+        # The lock goes with a run: without one it is held because an interrupt came as it was to be let go.
+        while _is_mine() and not self._runs:
             _LOCK.release()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nclbayes as ncl
+from nclbayes.isolation import process as isolation_process
 from nclbayes.methods import EWC, GPM, KFAC, OWM, CoresetLearner, JointLearner, PlainTraining, ReplayLearner
 
 
@@ -77,6 +78,8 @@ class Process:
             "validation": (dist.is_validation_enabled(), torch.distributions.Distribution._validate_args),
             "random": torch.get_rng_state().tolist(),
             "weights": [id(p) for p in self.model.parameters()],
+            # By a thread that will not let it go, every other one would be kept waiting.
+            "lock": isolation_process._LOCK._is_owned(),
         }
 
     def changed(self) -> list[str]:

@@ -54,6 +54,8 @@ class Course:
         posterior.update(self.tasks[learnt + 1], progress=False)
         if not same(contents(posterior), self.after[learnt + 1]):
             return f"{tracer.where}: the next update ends elsewhere"
+        if process.changed():
+            return f"{tracer.where}: the next update left {process.changed()}"
         return f"{tracer.where}: left {dirty}" if dirty and not within else ""
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, FileError, SettingError
+from nclbayes.isolation import Alone, process
 from tests.isolation.learners import LEARNERS, SETTINGS, contents, network, same, task
 from tests.isolation.test_process import MODES
 
@@ -157,3 +158,20 @@ def test_what_an_interrupt_has_left_suspended_ends_before_the_process_is_put_bac
     finally:
         while torch._C._len_torch_function_stack() > before:
             torch._C._pop_torch_function_stack()
+
+
+def test_a_lock_that_an_interrupt_left_is_let_go_by_the_next_call() -> None:
+    posterior = LEARNERS["laplace"](network())
+    posterior.update(task("a", 0), progress=False)
+    process._LOCK.acquire()
+    posterior.predict(torch.zeros(2, 3))
+    assert not process._LOCK._is_owned()
+
+
+def test_a_lock_that_a_run_holds_is_kept_by_a_call_inside_it() -> None:
+    posterior = LEARNERS["laplace"](network())
+    posterior.update(task("a", 0), progress=False)
+    with Alone():
+        posterior.predict(torch.zeros(2, 3))
+        assert process._LOCK._is_owned()
+    assert not process._LOCK._is_owned()
