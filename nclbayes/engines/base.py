@@ -27,6 +27,8 @@ class Problem:
         model: The Pyro model.
         task: The data.
         size: N, how many examples the task's likelihood counts as.
+        least: The loss that an example would have if every prediction were right, where the engine asks for it; NaN if
+            it is not known.
         states: The Gaussian of each block that the task touches.
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
@@ -45,6 +47,7 @@ class Problem:
     model: Model
     task: Task
     size: float
+    least: float
     states: dict[str, State]
     start: dict[str, Tensor]
     rows: dict[str, float]

@@ -46,6 +46,27 @@ def log_likelihood(observed: Mapping[str, Observed]) -> Tensor:
     return total
 
 
+def least_loss(observed: Mapping[str, Observed]) -> float:
+    """What a loss is measured from: the negative log probability of targets that are just as was predicted.
+
+    Args:
+        observed: The observed sites of a run.
+
+    Returns:
+        Their sum, for a distribution over discrete values 0, since these may be certain; NaN where a distribution
+        cannot tell.
+    """
+    total = 0.0
+    for site in observed.values():
+        try:
+            if not site.fn.support.is_discrete:
+                best = site.fn.log_prob(site.fn.mean)
+                total -= float(scale_and_mask(best, site.scale, site.mask).detach().sum())
+        except (NotImplementedError, AttributeError, ValueError):
+            return math.nan
+    return total
+
+
 def objective(observed: Mapping[str, Observed]) -> Tensor:
     """The log probability of what was observed, to be differentiated.
 

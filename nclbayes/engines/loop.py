@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _FORGET = 0.02
 # By how much, relatively, it must fall to count as better.
 _BETTER = 1e-3
+# The loss at the start is the mean over so many steps; that of the moment, over this share of all.
+_FIRST, _WINDOW = 4, 1 / 40
+# When a task has been learnt, the step size goes to 0 over this share of all steps.
+_COOLING = 1 / 20
 # Turns the generator's next draw, which seeds the stream of a loader, into the seed of another stream.
 _NOISE = 0x6E6F6973
 
@@ -130,14 +134,19 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
         for step in range(place.step + 1, total + 1):
             if settings.patience is not None and place.step - place.best_step >= settings.patience:
                 break
+            left = place.left(settings, total)
+            if left <= 0:
+                break
             with of_task(task.name, f"step {step}"):
-                lr = settings.rate((step - 1) / total)
+                lr = left * settings.rate((step - 1) / total)
                 drawn = next(batches)
                 problem.check(drawn)
                 batch = to_device(drawn, problem.device)
                 with drawing_from(noise, problem.device):
                     loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
             place.advance(step, loss)
+            if settings.enough is not None:
+                place.look(float(settings.enough), problem.least, total)
             bar.advance(loss=f"{place.running:.4g}")
             _call(problem.callbacks, Progress(step, total, loss, partial(_copies, stepper)), task.name)
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
@@ -181,6 +190,24 @@ class _Place:
     best_step: int = 0
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    learnt: int = 0
+    """The step at which enough was learnt; 0 before that."""
+
+    def look(self, enough: float, least: float, total: int) -> None:
+        """Note whether enough of the deviance is gone."""
+        window = max(_FIRST + 1, int(_WINDOW * total))
+        if self.learnt or self.step <= window:
+            return
+        start = sum(self.losses[:_FIRST]) / _FIRST - least
+        if sum(self.losses[-window:]) / window - least <= (1 - enough) * start:
+            self.learnt = self.step
+
+    def left(self, settings: EngineSettings, total: int) -> float:
+        """What the step size is multiplied with, once enough was learnt; at 0 the loop ends."""
+        if not self.learnt:
+            return 1.0
+        # Steps of a size that is constant end at once.
+        return 1 - (self.step - self.learnt) / max(1, _COOLING * total) if settings.schedule is not None else 0.0
 
     def advance(self, step: int, loss: float) -> None:
         self.step = step
@@ -191,7 +218,11 @@ class _Place:
 
     def check(self, total: int) -> None:
         """Refuse a place where no loop of so many steps is."""
-        if not (1 <= self.step < total and len(self.losses) == self.step and 1 <= self.best_step <= self.step):
+        if not (
+            1 <= self.step < total
+            and len(self.losses) == self.step
+            and 1 <= self.best_step <= self.step >= self.learnt >= 0
+        ):
             raise Misfit(f"place is step {self.step} of {total}, with {len(self.losses)} losses")
         if self.seconds < 0:
             raise Misfit(f"place.seconds is {self.seconds}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, get_args, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -13,8 +13,11 @@ from nclbayes.errors import SettingError
 from nclbayes.fisher import FisherKind
 from nclbayes.kronecker import SumRule
 
-# A schedule is averaged over so many points.
-_POINTS = 100
+Settings = TypeVar("Settings", bound="EngineSettings")
+
+# Where weights outnumber examples: what each example counts, in units of weights an example; and how much of a task's
+# deviance must be gone.
+_WEIGHT, _ENOUGH = 10.0, 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +30,24 @@ class EngineSettings:
         batch_size: Examples a step.
         lr: The learning rate, in units of plain SGD on the mean loss: on the first task it is just that.
         momentum: rho.
-        schedule: What the learning rate is multiplied with, a function of the fraction of steps done; None: 1.
+        schedule: What the learning rate is multiplied with: a function of the fraction of steps done; or "cool": 1, and
+            from half of the steps on in a straight line to 0, so that the last batches do not decide the end; None: 1.
         prior_weight: lambda, the weight of the previous posterior; 1 is Bayes' rule.
         likelihood_weight: What each example counts; 1 is Bayes' rule. A weight w gives the posterior of the likelihood
             to the power w, above 1 a cold one: the mean moves as under a prior sqrt(w) times as wide, while samples
-            are sqrt(w) times narrower than those of that wide prior.
+            are sqrt(w) times narrower than those of that wide prior. "auto": 1 where a posterior's first task has at
+            least as many examples as weights; else ten times the weights an example, since the mode under Bayes' rule
+            is then nearly the prior's. It is chosen once, and kept with the posterior.
         stiffness: How firmly to hold on to what earlier tasks have learnt: a direction of the weights that they used as
             much as the mean one is learnt so many times more slowly than a free one. Only the directions of the
             precision count then, and neither the width of the prior nor the number of examples. "auto": as many times
             as a task has room for, ``steps lr / (1 - momentum)``, so that neither more steps nor larger ones forget
             more. None: steps are those of the precision itself, as in the paper, where a wide prior makes used
             directions stiff.
+        enough: Training of a task ends when so large a share of the deviance is gone with which it began: of what its
+            loss lies above that of predictions which are all right. What a classifier goes on to learn is to be ever
+            surer, and costs what was learnt before. 0.95: at a twentieth. "auto": that, where a task has fewer examples
+            than weights; otherwise never. None: never.
         retention: phi, by which the precision that earlier tasks left fades towards the prior before the next task,
             ``Lambda <- phi Lambda + (1 - phi) Lambda_0``, never below it, in the blocks that the task touches. The
             mean stays. 1 keeps everything; less is for streams where the past loses its worth.
@@ -60,10 +70,11 @@ class EngineSettings:
     batch_size: int = 256
     lr: float = 0.05
     momentum: float = 0.9
-    schedule: Callable[[float], float] | None = None
+    schedule: Callable[[float], float] | str | None = None
     prior_weight: float = 1.0
-    likelihood_weight: float = 1.0
+    likelihood_weight: float | str = 1.0
     stiffness: float | str | None = None
+    enough: float | str | None = None
     retention: float = 1.0
     alpha: float = 1e-10
     trust_radius: float | None = None
@@ -87,15 +98,19 @@ class EngineSettings:
             raise SettingError("Give either `steps` or `epochs`, and None for the other.")
         for name in ("steps", "batch_size", "fisher_samples", "fisher_size", "patience"):
             self._require_whole(name)
-        for name in ("epochs", "lr", "likelihood_weight", "fisher_temperature", "trust_radius"):
+        for name in ("epochs", "lr", "fisher_temperature", "trust_radius"):
             self._require(name, lambda v: v > 0, "positive")
-        if self.stiffness != "auto":
+        if not _is_auto(self.likelihood_weight):
+            self._require("likelihood_weight", lambda v: v > 0, 'positive, or "auto"')
+        if not _is_auto(self.stiffness):
             self._require("stiffness", lambda v: v > 0, 'positive, or "auto", or None')
+        if not _is_auto(self.enough):
+            self._require("enough", lambda v: 0 < v < 1, 'above 0 and below 1, or "auto", or None')
         self._require("prior_weight", lambda v: v >= 0, "at least 0")
         self._require("alpha", lambda v: 0 <= v <= 1e100, "at least 0 and at most 1e100")
-        if self.schedule is not None and not callable(self.schedule):
+        if not (self.schedule is None or _is(self.schedule, "cool") or callable(self.schedule)):
             raise SettingError(
-                f"schedule must be a function of the fraction of steps done, not {shown(self.schedule)}."
+                f'schedule must be a function of the fraction of steps done, or "cool", not {shown(self.schedule)}.'
             )
         self._require("retention", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._require("momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")
@@ -120,8 +135,10 @@ class EngineSettings:
         return self.alpha
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain values, for a file; a schedule, being a function, is left out."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
+        """The settings as plain values, for a file; a schedule that is a function is left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        if callable(self.schedule):
+            del values["schedule"]
         return {name: getattr(value, "value", value) for name, value in values.items()}
 
     def num_steps(self, batches: float) -> int:
@@ -139,22 +156,27 @@ class EngineSettings:
         total = number("The number of steps, epochs times batches,", self.epochs * batches)
         return max(1, round(total))
 
-    def stiffness_over(self, steps: int) -> float | None:
-        """How stiff a task's steps are.
+    def settled(self: Settings, weights: int, examples: float, steps: int, before: float | None = None) -> Settings:
+        """The settings with a number wherever they say "auto".
 
         Args:
-            steps: How many steps the task takes.
+            weights: How many weights the task touches.
+            examples: How many examples it has.
+            steps: How many steps it takes.
+            before: What an earlier "auto" has chosen for each example to count, if one has.
 
         Returns:
-            The stiffness; None for steps of the precision itself. "auto" is the distance that a free direction would
-            go under a gradient of 1: what is used as much as the mean then goes a distance of 1.
+            The settings that the task is learnt with.
         """
-        if self.stiffness != "auto":
-            return None if self.stiffness is None else float(self.stiffness)
-        points = min(steps, _POINTS)
-        mean = sum(self.rate((k + 0.5) / points) for k in range(points)) / points
-        # A schedule may be 0 all along; a stiffness may not.
-        return max(steps * mean / (1 - self.momentum), 1e-6)
+        outnumber = weights > examples
+        chosen: dict[str, Any] = {}
+        if _is_auto(self.likelihood_weight):
+            chosen["likelihood_weight"] = before or (_WEIGHT * weights / examples if outnumber else 1.0)
+        if _is_auto(self.stiffness):
+            chosen["stiffness"] = self.lr * steps / (1 - self.momentum)
+        if _is_auto(self.enough):
+            chosen["enough"] = _ENOUGH if outnumber else None
+        return replace(self, **chosen) if chosen else self
 
     def rate(self, done: float) -> float:
         """The learning rate at a point of a task.
@@ -170,6 +192,8 @@ class EngineSettings:
         """
         if self.schedule is None:
             return self.lr
+        if isinstance(self.schedule, str):
+            return self.lr * min(1.0, 2 * (1 - done))
         try:
             factor: Any = self.schedule(done)
         except (StopIteration, GeneratorExit) as error:
@@ -196,3 +220,11 @@ class EngineSettings:
             # In an engine that was made inside a function some types cannot be found.
             (kind,) = (str(f.type) for f in fields(self) if f.name == name)
             return "None" in kind or "Optional" in kind
+
+
+def _is(value: object, word: str) -> bool:
+    return isinstance(value, str) and value == word
+
+
+def _is_auto(value: object) -> bool:
+    return _is(value, "auto")

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nclbayes.data.task import Task
 from nclbayes.engines.base import Problem
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.gaussians import State
 from nclbayes.gaussians.gradients import Gradient
-from nclbayes.isolation.failures import of_task
 
 
 class BlockSteps:
@@ -84,22 +82,6 @@ class BlockSteps:
         return self._momentum
 
 
-def stiffness_of(settings: EngineSettings, task: Task) -> float | None:
-    """How firmly a task's steps hold what earlier ones have learnt.
-
-    Args:
-        settings: The engine's settings.
-        task: The task.
-
-    Returns:
-        The stiffness; None for steps of the precision itself.
-    """
-    if settings.stiffness is None:
-        return None
-    with of_task(task.name):
-        return settings.stiffness_over(settings.num_steps(task.num_batches(settings.batch_size)))
-
-
 def steps_of(settings: EngineSettings, problem: Problem) -> list[BlockSteps]:
     """The steps of every block of a task.
 
@@ -110,11 +92,11 @@ def steps_of(settings: EngineSettings, problem: Problem) -> list[BlockSteps]:
     Returns:
         One for each block; those that an earlier task has trained are held as `stiffness` says.
     """
-    stiffness, found = stiffness_of(settings, problem.task), []
+    found = []
     for name, state in problem.states.items():
         held = None
-        if stiffness is not None and name in problem.priors:
-            held = state.stiffened(problem.priors[name], stiffness)
+        if settings.stiffness is not None and name in problem.priors:
+            held = state.stiffened(problem.priors[name], float(settings.stiffness))
         found.append(BlockSteps(settings, state, problem.start[name], problem.size, held))
     return found
 

@@ -29,6 +29,7 @@ class Belief:
         outputs: The model's observed sites, those of the last task first.
         log_evidence: That of the last task, where its engine gives one.
         memory: What an engine or a learner keeps besides the Gaussians, by name.
+        likelihood_weight: What each example of the first task counted; None before that.
     """
 
     states: Mapping[str, State] = field(default_factory=dict)
@@ -37,14 +38,16 @@ class Belief:
     outputs: tuple[str, ...] = ()
     log_evidence: float | None = None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    likelihood_weight: float | None = None
 
-    def after(self, task: str, outputs: tuple[str, ...], outcome: Outcome) -> Belief:
+    def after(self, task: str, outputs: tuple[str, ...], outcome: Outcome, likelihood_weight: float) -> Belief:
         """The belief after a task.
 
         Args:
             task: Its name.
             outputs: Its observed sites.
             outcome: What the engine made of it.
+            likelihood_weight: What each of its examples counted.
 
         Returns:
             The new belief.
@@ -56,6 +59,7 @@ class Belief:
             outputs=tuple(dict.fromkeys((*outputs, *self.outputs))),
             log_evidence=outcome.log_evidence,
             memory={**self.memory, **outcome.memory},
+            likelihood_weight=self.likelihood_weight or likelihood_weight,
         )
 
     def mean(self) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ def update_identity(
     for k, batch in enumerate(joined.examples):
         tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
     contexts = [_told(part.context, f"context/{k}", tensors) for k, part in enumerate(task.parts)]
-    settings = {"name": type(engine).__name__, **engine.to_dict(), "schedule": engine.schedule is not None}
+    settings = {"name": type(engine).__name__, **engine.to_dict(), "scheduled": callable(engine.schedule)}
     return identity([task.name, task.size, contexts, settings], tensors)
 
 

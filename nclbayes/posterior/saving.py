@@ -59,6 +59,7 @@ class _Settings:
     scheduled: bool = False
     learner: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
+    likelihood_weight: float | None = None
 
 
 def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
@@ -85,9 +86,10 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
         "outputs": belief.outputs,
         "log_evidence": belief.log_evidence,
         "engine": describe(engine),
-        "scheduled": engine.schedule is not None,
+        "scheduled": callable(engine.schedule),
         "learner": dict(saved.learner),
         "kind": saved.kind,
+        "likelihood_weight": belief.likelihood_weight,
     }
     write_file(path, "posterior", tensors | {"generator": saved.generator.get_state()}, settings)
 
@@ -137,6 +139,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         outputs=settings.outputs,
         log_evidence=settings.log_evidence,
         memory={name: tensors[f"/memory/{name}"] for name in settings.memory},
+        likelihood_weight=_first_weight(settings, engine),
     )
     return Saved(belief, engine, generator, initial, settings.learner, settings.kind, tuple(notices))
 
@@ -148,8 +151,18 @@ def _with_evidence(file: SealedFile) -> dict[str, Any]:
     return {**file.settings, "log_evidence": None} if is_none else file.settings
 
 
+def _first_weight(settings: _Settings, engine: Engine) -> float | None:
+    """What each example of the first task counted; earlier versions have only that of the engine, a number."""
+    weight = settings.likelihood_weight
+    if weight is None and settings.tasks and not isinstance(engine.likelihood_weight, str):
+        weight = engine.likelihood_weight
+    if weight is not None and not weight > 0:
+        raise Misfit(f"likelihood_weight is {weight}")
+    return weight
+
+
 def describe(engine: Engine) -> dict[str, Any]:
-    """An engine as plain values, for a file; without its schedule, which is a function.
+    """An engine as plain values, for a file; without its schedule, if that is a function.
 
     Args:
         engine: The engine.
@@ -172,7 +185,8 @@ def engine_from(described: Mapping[str, Any]) -> Engine:
     Raises:
         Misfit: If there is no such engine, or not with such settings.
     """
-    settings = dict(described)
+    # What a file of an earlier version does not say was so.
+    settings = {"schedule": None, "stiffness": None, "enough": None, **described}
     name = fitted(str, settings.pop("name", None), "engine.name")
     if name not in ENGINES:
         raise Misfit(f"it was written with the engine {name[:60]}, which is not known here: import it first")
@@ -196,7 +210,8 @@ def fitted_settings(engine: type[Engine], settings: Mapping[str, Any], where: st
     Raises:
         Misfit: If there is no such setting, or it is of another type.
     """
-    kinds, known = _kinds(engine), {f.name for f in fields(engine)} - {"schedule"}
+    # Of a schedule only a name can be in a file.
+    kinds, known = {**_kinds(engine), "schedule": str | None}, {f.name for f in fields(engine)}
     for name in settings:
         if name not in known:
             raise Misfit(f"{engine.__name__} has no setting '{name[:60]}' in this version of nclbayes")

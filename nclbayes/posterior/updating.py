@@ -16,9 +16,9 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
-from nclbayes.engines.steps import stiffness_of
 from nclbayes.errors import ModelError, PriorError
 from nclbayes.gaussians.checking import check_parts
+from nclbayes.isolation.failures import of_task
 from nclbayes.posterior.arguments import checked_path
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.identity import model_probe, update_identity
@@ -40,6 +40,7 @@ class UpdateReport:
         stopped_early: Whether the loop stopped before its last step.
         log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one; with a retention
             below 1, that of D_k under the faded prior.
+        likelihood_weight: What each example counted.
         stiffness: How firmly earlier tasks were held; None for steps of the precision itself, as in the paper.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
 
@@ -61,6 +62,7 @@ class UpdateReport:
     seconds: float
     stopped_early: bool
     log_evidence: float | None
+    likelihood_weight: float
     stiffness: float | None
     kl_of_sums: Mapping[str, float] = field(repr=False)
 
@@ -108,6 +110,10 @@ def updated(
         device=device,
         generator=generator,
     )
+    with of_task(task.name):
+        steps = engine.num_steps(task.num_batches(engine.batch_size))
+    weights = sum(state.loc.numel() for state in joined.states.values())
+    engine = engine.settled(weights, task.size, steps, belief.likelihood_weight)
     snapshots = None
     if path is not None:
         update = update_identity(joined, model, task, engine, entry, belief.memory)
@@ -117,7 +123,8 @@ def updated(
         Problem(
             model=task.model(model),
             task=task,
-            size=engine.likelihood_weight * task.size,
+            size=float(engine.likelihood_weight) * task.size,
+            least=joined.least,
             states=joined.states,
             start=joined.start,
             rows=joined.rows,
@@ -138,7 +145,7 @@ def updated(
         # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
         snapshots.clear()
     report = _report(task, engine, outcome, time.perf_counter() - started)
-    return belief.after(task.name, joined.outputs, outcome), report
+    return belief.after(task.name, joined.outputs, outcome, report.likelihood_weight), report
 
 
 def _refuse_inference_tensors(model: Model) -> None:
@@ -160,7 +167,8 @@ def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> Upd
         seconds=outcome.history.earlier + seconds,
         stopped_early=outcome.history.stopped_early,
         log_evidence=outcome.log_evidence,
-        stiffness=stiffness_of(engine, task),
+        likelihood_weight=float(engine.likelihood_weight),
+        stiffness=None if engine.stiffness is None else float(engine.stiffness),
         kl_of_sums=outcome.kl_of_sums,
     )
 

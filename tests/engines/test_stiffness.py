@@ -114,7 +114,7 @@ def test_methods_without_one_refuse_it(method: type[ncl.LaplaceNCL]) -> None:
     [
         ({"steps": 500}, 500 * 0.05 / 0.1),
         ({"steps": None, "epochs": 10}, 10 * 6 * 0.05 / 0.1),
-        ({"steps": 50, "lr": 0.2, "momentum": 0.0, "schedule": lambda done: 1 - done}, 50 * 0.2 / 2),
+        ({"steps": 50, "lr": 0.2, "momentum": 0.0, "schedule": lambda done: 1 - done}, 50 * 0.2),
     ],
 )
 def test_auto_is_how_far_a_free_direction_goes(settings: dict[str, Any], expected: float) -> None:

@@ -1,0 +1,174 @@
+"""What an engine decides itself: what an example counts, when a task is learnt, how training ends."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import nclbayes as ncl
+from nclbayes.errors import SettingError
+from nclbayes.methods import PlainTraining
+from tests.engines.test_laplace import classification_task, classifier
+
+WEIGHTS = 5 * 8 + 8 + 8 * 3 + 3
+
+
+def separable(seed: int = 0, examples: int = 40) -> ncl.Task:
+    x = torch.randn(examples, 5, generator=torch.Generator().manual_seed(seed))
+    return ncl.Task((x, (x[:, 0] > 0).long()), name=f"separable {seed}")
+
+
+def regression(noise: float, seed: int = 0) -> tuple[ncl.BayesianNetwork, ncl.Task]:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1))
+    x = torch.randn(50, 3)
+    task = ncl.Task((x, 2 * x[:, :1] + noise * torch.randn(50, 1)), name="slope")
+    return ncl.BayesianNetwork(net, ncl.Normal(0.5), prior=ncl.priors.scaled(1.0)), task
+
+
+def ends_where(losses: list[float], steps: int, enough: float, least: float) -> int:
+    """The first step at which the mean of the last fortieth lies so near to the least."""
+    window, start = max(5, steps // 40), sum(losses[:4]) / 4 - least
+    for step in range(window + 1, len(losses) + 1):
+        if sum(losses[step - window : step]) / window - least <= (1 - enough) * start:
+            return step
+    raise AssertionError("never")
+
+
+@pytest.mark.parametrize(("examples", "expected"), [(WEIGHTS, 1.0), (2 * WEIGHTS, 1.0), (30, 10 * WEIGHTS / 30)])
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])
+def test_an_example_counts_more_where_weights_outnumber_examples(engine: Any, examples: int, expected: float) -> None:
+    task = classification_task(examples=examples)
+    chosen = ncl.OnlinePosterior(classifier(), engine(steps=5, likelihood_weight="auto"))
+    fixed = ncl.OnlinePosterior(classifier(), engine(steps=5, likelihood_weight=expected))
+    assert chosen.update(task, progress=False).likelihood_weight == pytest.approx(expected)
+    fixed.update(task, progress=False)
+    assert all(torch.equal(value, fixed.mean()[site]) for site, value in chosen.mean().items())
+
+
+def test_what_an_example_counts_is_chosen_once_and_kept(tmp_path: Path) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, likelihood_weight="auto"))
+    first = posterior.update(classification_task(examples=30), progress=False).likelihood_weight
+    assert posterior.update(classification_task(2, examples=20), progress=False).likelihood_weight == first
+    posterior.save(tmp_path / "posterior.ncl")
+    again = ncl.OnlinePosterior.load(tmp_path / "posterior.ncl", classifier())
+    assert again.engine.likelihood_weight == "auto"
+    engine = ncl.VariationalNCL(steps=3, likelihood_weight="auto")
+    assert again.update(classification_task(3, examples=500), engine=engine, progress=False).likelihood_weight == first
+
+
+def test_it_goes_on_with_what_the_first_task_was_given(tmp_path: Path) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, likelihood_weight=3.0))
+    posterior.update(classification_task(examples=30), progress=False)
+    auto = ncl.LaplaceNCL(steps=3, likelihood_weight="auto")
+    assert posterior.update(classification_task(2, examples=20), engine=auto, progress=False).likelihood_weight == 3.0
+
+
+@pytest.mark.parametrize("schedule", ["cool", None])
+def test_a_task_ends_when_enough_is_learnt(schedule: str | None) -> None:
+    engine = ncl.LaplaceNCL(steps=1000, batch_size=40, lr=0.1, schedule=schedule, enough=0.9)
+    report = ncl.OnlinePosterior(classifier(prior=100.0), engine).update(separable(), progress=False)
+    learnt = ends_where(report.losses, 1000, 0.9, 0.0)
+    assert report.stopped_early
+    assert report.steps == learnt + (50 if schedule else 0)
+
+
+def test_what_is_measured_is_the_deviance() -> None:
+    model, task = regression(noise=0.01)
+    engine = ncl.LaplaceNCL(steps=1000, lr=0.01, schedule="cool", enough=0.9, likelihood_weight="auto")
+    report = ncl.OnlinePosterior(model, engine).update(task, progress=False)
+    least = -float(dist.Normal(0.0, 0.5).log_prob(torch.tensor(0.0)))
+    assert report.steps == ends_where(report.losses, 1000, 0.9, least) + 50 < 1000
+
+
+def test_noise_is_not_to_be_learnt_and_training_takes_all_its_steps() -> None:
+    model, task = regression(noise=1.0)
+    engine = ncl.LaplaceNCL(steps=100, lr=0.01, enough=0.95, likelihood_weight="auto")
+    assert ncl.OnlinePosterior(model, engine).update(task, progress=False).steps == 100
+
+
+@pytest.mark.parametrize(("examples", "ends"), [(40, True), (200, False)])
+def test_auto_ends_early_only_where_weights_outnumber_examples(examples: int, ends: bool) -> None:
+    engine = ncl.LaplaceNCL(steps=1000, batch_size=40, lr=0.1, enough="auto")
+    report = ncl.OnlinePosterior(classifier(prior=100.0), engine).update(separable(0, examples), progress=False)
+    assert report.stopped_early is ends
+
+
+def test_a_likelihood_that_knows_no_mean_is_learnt_to_the_end() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        w = pyro.sample("w", dist.Normal(torch.zeros(1, 3), 1.0).to_event(2))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Cauchy((x @ w.T).squeeze(-1), 0.1), obs=y)
+
+    x = torch.randn(30, 3)
+    report = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=60, lr=0.001, enough=0.5, fisher="empirical")).update(
+        ncl.Task((x, x[:, 0]), name="robust"), progress=False
+    )
+    assert report.steps == 60
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])
+def test_cool_is_a_straight_line_to_zero_from_half_of_the_steps_on(engine: Any) -> None:
+    named = ncl.OnlinePosterior(classifier(), engine(steps=20, schedule="cool"))
+    called = ncl.OnlinePosterior(classifier(), engine(steps=20, schedule=lambda done: min(1.0, 2 - 2 * done)))
+    for posterior in (named, called):
+        posterior.update(classification_task(), progress=False)
+    assert all(torch.equal(value, called.mean()[site]) for site, value in named.mean().items())
+
+
+def test_a_schedule_with_a_name_is_kept_in_a_file(tmp_path: Path) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, schedule="cool", enough="auto"))
+    posterior.update(classification_task(), progress=False)
+    posterior.save(tmp_path / "posterior.ncl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = ncl.OnlinePosterior.load(tmp_path / "posterior.ncl", classifier())
+    assert again.engine == posterior.engine
+
+
+@pytest.mark.parametrize("after", [0, 7])
+def test_a_task_that_was_interrupted_as_it_cooled_down_ends_where_it_would_have(tmp_path: Path, after: int) -> None:
+    engine = ncl.LaplaceNCL(steps=400, batch_size=20, lr=0.1, schedule="cool", enough=0.9)
+    whole, parted = (ncl.OnlinePosterior(classifier(prior=100.0), engine) for _ in range(2))
+    report = whole.update(separable(), progress=False)
+    stop = report.steps - 20 + after
+
+    def interrupt(progress: ncl.engines.Progress) -> None:
+        if progress.step == stop:
+            raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"checkpoint": tmp_path / "snapshot", "checkpoint_every": 1, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        parted.update(separable(), callbacks=[interrupt], **settings)
+    again = parted.update(separable(), **settings)
+    assert again.losses == report.losses
+    assert all(torch.equal(value, parted.mean()[site]) for site, value in whole.mean().items())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("enough", 1.0, "below 1"),
+        ("enough", "often", 'or "auto"'),
+        ("schedule", "warm", 'or "cool"'),
+        ("likelihood_weight", "many", 'or "auto"'),
+        ("likelihood_weight", None, "likelihood_weight"),
+        ("stiffness", "very", 'or "auto"'),
+    ],
+)
+def test_other_words_are_refused(setting: str, value: object, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        replace(ncl.LaplaceNCL(), **{setting: value})
+
+
+def test_methods_may_end_when_enough_is_learnt_too() -> None:
+    engine = PlainTraining(steps=1000, batch_size=40, lr=0.1, enough=0.9)
+    assert ncl.OnlinePosterior(classifier(prior=100.0), engine).update(separable(), progress=False).stopped_early
