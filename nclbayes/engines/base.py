@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -85,12 +86,14 @@ class Outcome:
         history: The losses.
         log_evidence: An estimate of the task's log evidence, if there is one.
         memory: What to keep besides the Gaussians.
+        least_rate: The least learning rate that was allowed.
     """
 
     states: dict[str, State]
     history: History
     log_evidence: float | None = None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    least_rate: float = math.inf
 
     @property
     def kl_of_sums(self) -> dict[str, float]:

@@ -12,6 +12,7 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
 from nclbayes.engines.likelihood import BlockLikelihood
 from nclbayes.engines.loop import run_loop
+from nclbayes.engines.stability import StableRate
 from nclbayes.engines.steps import steps_of, take_step
 from nclbayes.fisher import FisherKind
 from nclbayes.gaussians import State
@@ -55,7 +56,7 @@ class LaplaceNCL(Engine):
         after, memory = self.absorb(problem, stepper.matrices(), fishers)
         is_bayes = self._is_bayes() and problem.task.is_bayes
         evidence = _log_evidence(fit, problem.states, after) if is_bayes else None
-        return Outcome(after, history, evidence, memory)
+        return Outcome(after, history, evidence, memory, stepper.least_rate)
 
     def _is_bayes(self) -> bool:
         """Whether what it approximates is Bayes' rule: otherwise its evidence would be that of something else."""
@@ -89,6 +90,7 @@ class LaplaceStepper:
     def __init__(self, settings: LaplaceNCL, problem: Problem) -> None:
         self._settings = settings
         self._blocks = steps_of(settings, problem)
+        self._rate = StableRate(settings, problem, self._blocks)
         self._likelihood = BlockLikelihood(problem, self._blocks, settings.batch_size)
         # Views of the blocks' matrices: a step in place moves the weights.
         self._leaves = {}
@@ -106,13 +108,15 @@ class LaplaceStepper:
         Returns:
             The mean negative log likelihood before the step.
         """
+        lr = self._rate.allowed(lr, batch, self.values())
         value, gradient, examples = self._likelihood(batch, self._leaves)
         take_step(self._blocks, gradient, examples, lr, self._settings)
         return -value / examples
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that changes with the steps."""
-        return {f"{s.name}.{part}": t for s in self._blocks for part, t in s.tensors().items()}
+        found = {f"block.{s.name}.{part}": t for s in self._blocks for part, t in s.tensors().items()}
+        return found | self._rate.tensors()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -121,7 +125,13 @@ class LaplaceStepper:
             tensors: Its result.
         """
         for steps in self._blocks:
-            steps.restore(under(tensors, f"{steps.name}."))
+            steps.restore(under(tensors, f"block.{steps.name}."))
+        self._rate.restore(tensors)
+
+    @property
+    def least_rate(self) -> float:
+        """The least learning rate that the task's curvature allowed."""
+        return self._rate.least
 
     def matrices(self) -> dict[str, Tensor]:
         """The present theta of each block."""

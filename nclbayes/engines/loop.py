@@ -33,7 +33,7 @@ _BETTER = 1e-3
 # The loss at the start is the mean over so many steps; that of the moment, over this share of all.
 _FIRST, _WINDOW = 4, 1 / 40
 # When a task has been learnt, the step size goes to 0 over this share of all steps.
-_COOLING = 1 / 20
+_COOLING = 1 / 50
 # Turns the generator's next draw, which seeds the stream of a loader, into the seed of another stream.
 _NOISE = 0x6E6F6973
 

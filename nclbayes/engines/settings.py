@@ -30,8 +30,10 @@ class EngineSettings:
         batch_size: Examples a step.
         lr: The learning rate, in units of plain SGD on the mean loss: on the first task it is just that.
         momentum: rho.
-        schedule: What the learning rate is multiplied with: a function of the fraction of steps done; or "cool": 1, and
-            from half of the steps on in a straight line to 0, so that the last batches do not decide the end; None: 1.
+        schedule: What the learning rate is multiplied with, a function of the fraction of steps done; None: 1, as in
+            the paper. "auto": steps that fit. The rate is at most what the task's curvature allows, so that
+            they do not diverge; and from half of the steps on it goes to 0 in a straight line, so that the last batches
+            do not decide the end.
         prior_weight: lambda, the weight of the previous posterior; 1 is Bayes' rule.
         likelihood_weight: What each example counts; 1 is Bayes' rule. A weight w gives the posterior of the likelihood
             to the power w, above 1 a cold one: the mean moves as under a prior sqrt(w) times as wide, while samples
@@ -108,9 +110,9 @@ class EngineSettings:
             self._require("enough", lambda v: 0 < v < 1, 'above 0 and below 1, or "auto", or None')
         self._require("prior_weight", lambda v: v >= 0, "at least 0")
         self._require("alpha", lambda v: 0 <= v <= 1e100, "at least 0 and at most 1e100")
-        if not (self.schedule is None or _is(self.schedule, "cool") or callable(self.schedule)):
+        if not (self.schedule is None or _is_auto(self.schedule) or callable(self.schedule)):
             raise SettingError(
-                f'schedule must be a function of the fraction of steps done, or "cool", not {shown(self.schedule)}.'
+                f'schedule must be a function of the fraction of steps done, or "auto", not {shown(self.schedule)}.'
             )
         self._require("retention", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._require("momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")
@@ -222,9 +224,5 @@ class EngineSettings:
             return "None" in kind or "Optional" in kind
 
 
-def _is(value: object, word: str) -> bool:
-    return isinstance(value, str) and value == word
-
-
 def _is_auto(value: object) -> bool:
-    return _is(value, "auto")
+    return isinstance(value, str) and value == "auto"

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from nclbayes.engines.base import Problem
 from nclbayes.engines.settings import EngineSettings
+from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.gaussians.gradients import Gradient
+from nclbayes.gaussians.preconditioners import Elementwise
 
 
 class BlockSteps:
@@ -62,6 +64,21 @@ class BlockSteps:
     def prefers_rows(self, rows: float) -> bool:
         """Whether a gradient of so many rows is better left as them."""
         return self._preconditioner.prefers_rows(rows)
+
+    def curvature(self, fisher: KroneckerFisher | DiagonalFisher) -> float:
+        """The largest eigenvalue of tau P F, or a bound of it.
+
+        Args:
+            fisher: F, the Fisher of one example.
+
+        Returns:
+            The bound.
+        """
+        if isinstance(fisher, KroneckerFisher):
+            return self._preconditioner.curvature(fisher.input, fisher.output)
+        # Of its off-diagonal nothing is known: the trace is a bound.
+        assert isinstance(self._preconditioner, Elementwise)
+        return float((self._preconditioner.weights * fisher.diagonal).sum())
 
     def direction(self, gradient: Gradient, examples: int) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).

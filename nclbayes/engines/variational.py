@@ -12,6 +12,7 @@ from torch import Tensor
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.likelihood import block_gradients, objective
 from nclbayes.engines.loop import run_loop
+from nclbayes.engines.stability import StableRate
 from nclbayes.engines.steps import steps_of, take_step
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State
@@ -78,7 +79,7 @@ class VariationalNCL(Engine):
         stepper = VariationalStepper(self, problem)
         history = run_loop(stepper, self, problem)
         after = stepper.posterior()
-        return Outcome(after, history)
+        return Outcome(after, history, least_rate=stepper.least_rate)
 
 
 class VariationalStepper:
@@ -93,6 +94,7 @@ class VariationalStepper:
         self._settings = settings
         self._problem = problem
         self._blocks = steps_of(settings, problem)
+        self._rate = StableRate(settings, problem, self._blocks)
         self._fisher = FisherAccumulator(
             problem.model,
             {},
@@ -118,7 +120,7 @@ class VariationalStepper:
         Returns:
             The mean negative log likelihood at the samples.
         """
-        particles = self._settings.particles
+        lr, particles = self._rate.allowed(lr, batch, self.values()), self._settings.particles
         total, fit, examples = self._particle(batch)
         for _ in range(particles - 1):
             gradient, value, _ = self._particle(batch)
@@ -142,7 +144,8 @@ class VariationalStepper:
             name = steps.name
             parts = steps.tensors() | {f"sampler.{k}": t for k, t in self._sampler[name].tensors().items()}
             found |= {f"block.{name}.{part}": tensor for part, tensor in parts.items()}
-        return found | {f"fisher.{name}": tensor for name, tensor in self._fisher.tensors().items()}
+        found |= {f"fisher.{name}": tensor for name, tensor in self._fisher.tensors().items()}
+        return found | self._rate.tensors()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -152,6 +155,7 @@ class VariationalStepper:
         """
         weight, taken = tensors["weight"]
         self._weight, self._taken = float(weight), int(taken)
+        self._rate.restore(tensors)
         if not (self._weight >= 1 and self._taken >= 1 and bool(tensors["fisher.examples"] > 0)):
             raise Misfit("the tensors 'stepper.weight' and 'stepper.fisher.examples' are of no average")
         for steps in self._blocks:
@@ -184,6 +188,11 @@ class VariationalStepper:
         for steps in self._blocks:
             found |= steps.state.block.unpack(steps.theta)
         return found
+
+    @property
+    def least_rate(self) -> float:
+        """The least learning rate that the task's curvature allowed."""
+        return self._rate.least
 
     def _particle(self, batch: tuple[object, ...]) -> tuple[dict[str, Gradient], float, int]:
         """One sample: its gradient and log likelihood, and its Fisher into the average; one forward pass for both."""

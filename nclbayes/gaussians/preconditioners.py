@@ -12,6 +12,8 @@ from nclbayes.kronecker import KroneckerPrecision, kronecker_sum
 
 # Rows must save so many multiplications of a step to be worth the watching that finds them.
 _WORTH = 2e7
+# The largest eigenvalue of a product is that of so many powers of it, which is too small by some per cent at most.
+_POWERS = 20
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,18 @@ class Elementwise:
     def prefers_rows(self, rows: float) -> bool:
         """Whether a gradient of so many rows is better left as them: never."""
         return False
+
+    def curvature(self, inputs: Tensor, outputs: Tensor) -> float:
+        """A bound of the largest eigenvalue of ``tau P (inputs (x) outputs)``.
+
+        Args:
+            inputs: [n, n] or [k, n, n], float64.
+            outputs: [m, m] or [k, m, m], float64.
+
+        Returns:
+            The bound; the eigenvalue itself where all weights are the same.
+        """
+        return float(self.weights.max()) * float((_largest(None, inputs) * _largest(None, outputs)).max())
 
     def add(self, m: Tensor, g: Gradient, rho: float, factor: float) -> None:
         """M <- rho M + factor tau P g.
@@ -87,6 +101,18 @@ class TwoSided:
             return False
         m, n = self.left.shape[0], self.right.shape[0]
         return m * n * (m + n) - rows * (m * m + n * n) > _WORTH
+
+    def curvature(self, inputs: Tensor, outputs: Tensor) -> float:
+        """The largest eigenvalue of ``tau P (inputs (x) outputs)``.
+
+        Args:
+            inputs: [n, n] or [k, n, n], float64.
+            outputs: [m, m] or [k, m, m], float64.
+
+        Returns:
+            The eigenvalue, of the worst of a stack.
+        """
+        return float((_largest(self.right, inputs) * _largest(self.left, outputs)).max())
 
     def add(self, m: Tensor, g: Gradient, rho: float, factor: float) -> None:
         """M <- rho M + factor tau P g.
@@ -159,6 +185,17 @@ def kronecker_preconditioner(
         # As before the first task: what the two products do is one product elementwise.
         return Elementwise((tau * _diagonal(left).unsqueeze(-1) * _diagonal(right).unsqueeze(-2)).to(dtype), None)
     return TwoSided(_clean(left).to(dtype), _clean(tau * right).to(dtype), pull)
+
+
+def _largest(first: Tensor | None, second: Tensor) -> Tensor:
+    """The largest eigenvalue of a product of two positive semidefinite matrices, for each of a stack, by powers."""
+    vector = second.sum(-1, keepdim=True) + _diagonal(second).sqrt().unsqueeze(-1)
+    left, length = None if first is None else first.to(second), torch.zeros_like(vector[..., :1, :])
+    for _ in range(_POWERS):
+        vector = second @ (vector / vector.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(second.dtype).tiny))
+        vector = vector if left is None else left @ vector
+        length = vector.norm(dim=-2, keepdim=True)
+    return length[..., 0, 0]
 
 
 def _norm(matrix: Tensor) -> Tensor:

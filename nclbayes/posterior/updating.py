@@ -40,6 +40,8 @@ class UpdateReport:
         stopped_early: Whether the loop stopped before its last step.
         log_evidence: The Laplace estimate of log p(D_k | D_1 .. D_{k-1}), where the engine gives one; with a retention
             below 1, that of D_k under the faded prior.
+        lr: The learning rate, where it was lowest because the curvature of the task allowed no more; a schedule's
+            factors are not counted.
         likelihood_weight: What each example counted.
         stiffness: How firmly earlier tasks were held; None for steps of the precision itself, as in the paper.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
@@ -62,6 +64,7 @@ class UpdateReport:
     seconds: float
     stopped_early: bool
     log_evidence: float | None
+    lr: float
     likelihood_weight: float
     stiffness: float | None
     kl_of_sums: Mapping[str, float] = field(repr=False)
@@ -167,6 +170,7 @@ def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> Upd
         seconds=outcome.history.earlier + seconds,
         stopped_early=outcome.history.stopped_early,
         log_evidence=outcome.log_evidence,
+        lr=min(engine.lr, outcome.least_rate),
         likelihood_weight=float(engine.likelihood_weight),
         stiffness=None if engine.stiffness is None else float(engine.stiffness),
         kl_of_sums=outcome.kl_of_sums,

@@ -1,0 +1,87 @@
+"""How large a step may be: what the curvature of the task at hand allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nclbayes.engines.base import Engine, Problem
+from nclbayes.engines.steps import BlockSteps
+from nclbayes.fisher import FisherAccumulator
+from nclbayes.gaussians import Structure
+
+# Curvature is measured before these steps, while it changes fast, and every so many steps from then on.
+_EARLY, _EVERY = (0, 1, 2, 4, 8, 16, 32), 50
+
+
+class StableRate:
+    """The learning rate up to which steps do not grow, measured again and again while the weights move.
+
+    On a quadratic, ``M <- rho M + P g``, ``theta <- theta - lr M`` is stable while lr times the largest eigenvalue of
+    P F is below 2 (1 + rho). That eigenvalue is at most the sum of those of the blocks, F being the Fisher of an
+    example. The rate is held where lr times the sum is 1.
+
+    Args:
+        engine: The engine; with any schedule but "auto" nothing is measured, and every rate is allowed.
+        problem: The task.
+        blocks: The steps of its blocks.
+
+    Attributes:
+        least: The least limit so far.
+    """
+
+    def __init__(self, engine: Engine, problem: Problem, blocks: list[BlockSteps]) -> None:
+        self._is_on = isinstance(engine.schedule, str)
+        self._is_diagonal = engine.structure is Structure.DIAGONAL
+        self._problem, self._blocks = problem, blocks
+        self._taken, self._limit, self.least = 0, math.inf, math.inf
+
+    def allowed(self, lr: float, batch: tuple[object, ...], values: Mapping[str, Tensor]) -> float:
+        """The learning rate for the next step.
+
+        Args:
+            lr: What it would be.
+            batch: The batch of the step.
+            values: The present weights, by site.
+
+        Returns:
+            The same, or less.
+        """
+        if not self._is_on:
+            return lr
+        if self._taken in _EARLY or self._taken % _EVERY == 0:
+            self._measure(batch, values)
+        self._taken += 1
+        return min(lr, self._limit)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes with the steps."""
+        held = [float(self._taken), self._limit, self.least]
+        return {"rate": torch.tensor(held, dtype=torch.float64, device="cpu")} if self._is_on else {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        if self._is_on:
+            taken, self._limit, self.least = tensors["rate"].tolist()
+            self._taken = int(taken)
+
+    def _measure(self, batch: tuple[object, ...], values: Mapping[str, Tensor]) -> None:
+        # Draws its targets from a stream of its own.
+        accumulator = FisherAccumulator(
+            self._problem.model,
+            {**self._problem.fixed, **values},
+            diagonal=self._is_diagonal,
+            context=self._problem.task.context,
+        )
+        accumulator.update(batch)
+        fishers = accumulator.factors(1.0)
+        curvature = sum(steps.curvature(fishers[steps.name]) for steps in self._blocks if steps.name in fishers)
+        self._limit = 1 / curvature if curvature > 0 else math.inf
+        self.least = min(self.least, self._limit)

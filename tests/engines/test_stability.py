@@ -1,0 +1,96 @@
+"""Steps that fit: what the curvature of a task allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+import nclbayes as ncl
+from nclbayes.errors import NonFiniteError
+from nclbayes.gaussians.preconditioners import Elementwise, TwoSided
+
+
+def positive(size: int, seed: int) -> torch.Tensor:
+    root = torch.randn(size, size + 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return root @ root.T
+
+
+def test_curvature_is_the_largest_eigenvalue() -> None:
+    left, right, inputs, outputs = positive(3, 0), positive(4, 1), positive(4, 2), positive(3, 3)
+    found = TwoSided(left, right, None).curvature(inputs, outputs)
+    dense = torch.kron(left, right) @ torch.kron(outputs, inputs)
+    assert found == pytest.approx(float(torch.linalg.eigvals(dense).real.max()), rel=1e-3)
+
+
+def test_curvature_of_a_stack_is_that_of_its_worst() -> None:
+    sides = [torch.stack([positive(size, seed), 3 * positive(size, seed + 1)]) for size, seed in ((3, 0), (4, 2))]
+    other = [torch.stack([positive(size, seed), positive(size, seed + 1)]) for size, seed in ((4, 4), (3, 6))]
+    stack = TwoSided(*sides, None).curvature(*other)
+    each = [TwoSided(sides[0][k], sides[1][k], None).curvature(other[0][k], other[1][k]) for k in range(2)]
+    assert stack == pytest.approx(max(each))
+
+
+def test_curvature_under_weights_of_its_own_each_is_a_bound() -> None:
+    weights, inputs, outputs = torch.rand(3, 4, dtype=torch.float64) + 0.1, positive(4, 0), positive(3, 1)
+    dense = torch.diag(weights.reshape(-1)) @ torch.kron(outputs, inputs)
+    assert Elementwise(weights, None).curvature(inputs, outputs) >= float(torch.linalg.eigvals(dense).real.max())
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])
+def test_the_report_says_what_was_stable(engine: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=generator)
+    model = ncl.BayesianNetwork(nn.Linear(6, 1, bias=False), ncl.Normal(0.05), prior=dist.Normal(0.0, 1.0))
+    task = ncl.Task((x, x[:, :1].clone()), name="a slope")
+    report = ncl.OnlinePosterior(model, engine(steps=20, batch_size=200, schedule="auto")).update(task, progress=False)
+    # All of the data are in every batch, so that it is known but for the targets that are drawn.
+    largest = float(torch.linalg.eigvalsh(x.T @ x / 200)[-1]) / 0.05**2
+    assert report.lr == pytest.approx(1 / largest, rel=0.5)
+    assert report.lr < 0.05
+
+
+def test_a_rate_that_is_stable_anyway_is_kept() -> None:
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    model = ncl.BayesianNetwork(nn.Linear(3, 2), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    engine = ncl.LaplaceNCL(steps=10, lr=0.01, schedule="auto")
+    report = ncl.OnlinePosterior(model, engine).update(ncl.Task((x, (x[:, 0] > 0).long()), name="a"), progress=False)
+    assert report.lr == 0.01
+
+
+LIKELIHOODS = {
+    "narrow noise": (ncl.Normal(0.05), lambda f: f),
+    "wide noise": (ncl.Normal(1.0), lambda f: f),
+    "classes": (ncl.Categorical(), lambda f: (f[:, 0] > 0).long()),
+    "two ways": (ncl.Bernoulli(), lambda f: (f > 0).float()),
+    "counts": (ncl.Poisson(), lambda f: f.clamp(-2, 2).exp().round()),
+}
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])
+def test_an_ordinary_problem_does_not_diverge(engine: Any, likelihood: str) -> None:
+    torch.manual_seed(0)
+    outputs = 2 if likelihood == "classes" else 1
+    net = nn.Sequential(nn.Linear(20, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, outputs))
+    of, target = LIKELIHOODS[likelihood]
+    model = ncl.BayesianNetwork(net, of, prior=ncl.priors.scaled(1.0))
+    settings: dict[str, Any] = {"steps": 80, "batch_size": 64, "likelihood_weight": "auto", "stiffness": "auto"}
+    posterior = ncl.OnlinePosterior(model, engine(schedule="auto", **settings))
+    for teacher in torch.randn(2, 20, 1):
+        x = torch.randn(200, 20)
+        report = posterior.update(ncl.Task((x, target(x @ teacher)), name=likelihood), progress=False)
+        assert sum(report.losses[-10:]) < sum(report.losses[:10])
+
+
+def test_what_diverges_with_the_step_of_the_paper() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 100), nn.ReLU(), nn.Linear(100, 1))
+    model = ncl.BayesianNetwork(net, ncl.Normal(0.05), prior=ncl.priors.scaled(1.0))
+    x = torch.randn(200, 20)
+    task = ncl.Task((x, x @ torch.randn(20, 1)), name="a slope")
+    with pytest.raises(NonFiniteError):
+        ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=150)).update(task, progress=False)
