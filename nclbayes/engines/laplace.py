@@ -13,7 +13,7 @@ from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
 from nclbayes.engines.likelihood import BlockLikelihood
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.stability import StableRate
-from nclbayes.engines.steps import steps_of, take_step
+from nclbayes.engines.steps import hold, steps_of, take_step
 from nclbayes.fisher import FisherKind
 from nclbayes.gaussians import State
 from nclbayes.kronecker import SumRule
@@ -127,6 +127,14 @@ class LaplaceStepper:
         for steps in self._blocks:
             steps.restore(under(tensors, f"block.{steps.name}."))
         self._rate.restore(tensors)
+
+    def hold(self, stiffness: float) -> None:
+        """Hold earlier tasks so firmly from now on.
+
+        Args:
+            stiffness: How many times more slowly than a free direction the mean one is learnt.
+        """
+        hold(self._blocks, stiffness)
 
     @property
     def least_rate(self) -> float:

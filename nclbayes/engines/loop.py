@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _FORGET = 0.02
 # By how much, relatively, it must fall to count as better.
 _BETTER = 1e-3
-# The loss at the start is the mean over so many steps; that of the moment, over this share of all.
-_FIRST, _WINDOW = 4, 1 / 40
-# When a task has been learnt, the step size goes to 0 over this share of all steps.
-_COOLING = 1 / 50
+# The loss at the start is the mean over so many steps.
+_FIRST = 4
+# A stiffness of "auto" is halved after these tenths of the steps, while that gains so much of the loss at the start.
+_TENTHS, _PAYS = range(2, 10), 0.003
 # Turns the generator's next draw, which seeds the stream of a loader, into the seed of another stream.
 _NOISE = 0x6E6F6973
 
@@ -82,6 +82,14 @@ class Stepper(Protocol):
         """Take up what `tensors` gave."""
 
 
+@runtime_checkable
+class Holding(Stepper, Protocol):
+    """What an engine gives to the loop whose steps can be held by a stiffness."""
+
+    def hold(self, stiffness: float) -> None:
+        """Hold earlier tasks so firmly from now on."""
+
+
 @dataclass
 class History:
     """What the loop records.
@@ -90,12 +98,14 @@ class History:
         losses: The mean negative log likelihood at each step.
         seconds: How long the loop took.
         stopped_early: Whether it stopped before its last step.
+        stiffness: How firmly earlier tasks were held in the end, if by a stiffness.
         earlier: How much of that time lies before the snapshot that it went on from.
     """
 
     losses: list[float]
     seconds: float
     stopped_early: bool
+    stiffness: float
     earlier: float = 0.0
 
 
@@ -125,6 +135,8 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     noise = torch.Generator().manual_seed(seed ^ _NOISE)
     if checkpoint is not None:
         place = _resume(checkpoint, stepper, batches, generator, noise, total)
+        if place.halvings:
+            _hold(stepper, place.firmness(settings))
     show = sys.stderr.isatty() if problem.progress is None else problem.progress
     earlier, started = place.seconds, time.perf_counter()
     # On a CPU, let numbers below 1e-38 be zero: dead units breed them, and each costs a hundred ordinary products. The
@@ -134,7 +146,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
         for step in range(place.step + 1, total + 1):
             if settings.patience is not None and place.step - place.best_step >= settings.patience:
                 break
-            left = place.left(settings, total)
+            left = place.left(settings)
             if left <= 0:
                 break
             with of_task(task.name, f"step {step}"):
@@ -146,14 +158,27 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
                     loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
             place.advance(step, loss)
             if settings.enough is not None:
-                place.look(float(settings.enough), problem.least, total)
+                place.look(float(settings.enough), problem.least)
+            if settings.stiffness == "auto" and problem.priors and place.softens(problem.least, total):
+                _hold(stepper, place.firmness(settings))
             bar.advance(loss=f"{place.running:.4g}")
             _call(problem.callbacks, Progress(step, total, loss, partial(_copies, stepper)), task.name)
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
                 place.seconds = earlier + time.perf_counter() - started
                 _snapshot(checkpoint, place, stepper, batches, generator, noise)
     seconds = earlier + time.perf_counter() - started
-    return History(place.losses, seconds, stopped_early=place.step < total, earlier=earlier)
+    stiffness = place.firmness(settings)
+    return History(place.losses, seconds, stopped_early=place.step < total, stiffness=stiffness, earlier=earlier)
+
+
+def _hold(stepper: Stepper, stiffness: float) -> None:
+    assert isinstance(stepper, Holding)
+    stepper.hold(stiffness)
+
+
+def _latest(step: int) -> int:
+    """How many steps count as the latest: a tenth of those so far."""
+    return max(_FIRST + 1, step // 10)
 
 
 def _call(callbacks: Iterable[Callback], progress: Progress, task: str) -> None:
@@ -192,22 +217,43 @@ class _Place:
     seconds: float = 0.0
     learnt: int = 0
     """The step at which enough was learnt; 0 before that."""
+    halvings: int = 0
+    """How often the stiffness was halved."""
+    before: float | None = None
+    """The loss when that was last done."""
+    pays: bool = True
+    """Whether it has paid so far."""
 
-    def look(self, enough: float, least: float, total: int) -> None:
+    def firmness(self, settings: EngineSettings) -> float:
+        """How firmly earlier tasks are held."""
+        return settings.firmness / 2**self.halvings
+
+    def softens(self, least: float, total: int) -> bool:
+        """Halve the stiffness, if it is time to, and doing so has paid; returns whether it was halved."""
+        is_time = self.step > _FIRST and self.step in {total * tenth // 10 for tenth in _TENTHS}
+        if self.learnt or not self.pays or not is_time:
+            return False
+        latest = _latest(self.step)
+        loss, start = sum(self.losses[-latest:]) / latest, sum(self.losses[:_FIRST]) / _FIRST - least
+        self.pays = self.before is None or self.before - loss > _PAYS * start
+        self.before, self.halvings = loss, self.halvings + self.pays
+        return self.pays
+
+    def look(self, enough: float, least: float) -> None:
         """Note whether enough of the deviance is gone."""
-        window = max(_FIRST + 1, int(_WINDOW * total))
+        window = _latest(self.step)
         if self.learnt or self.step <= window:
             return
         start = sum(self.losses[:_FIRST]) / _FIRST - least
         if sum(self.losses[-window:]) / window - least <= (1 - enough) * start:
             self.learnt = self.step
 
-    def left(self, settings: EngineSettings, total: int) -> float:
+    def left(self, settings: EngineSettings) -> float:
         """What the step size is multiplied with, once enough was learnt; at 0 the loop ends."""
         if not self.learnt:
             return 1.0
         # Steps of a size that is constant end at once.
-        return 1 - (self.step - self.learnt) / max(1, _COOLING * total) if settings.schedule is not None else 0.0
+        return 1 - (self.step - self.learnt) / _latest(self.learnt) if settings.schedule is not None else 0.0
 
     def advance(self, step: int, loss: float) -> None:
         self.step = step

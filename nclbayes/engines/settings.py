@@ -17,7 +17,9 @@ Settings = TypeVar("Settings", bound="EngineSettings")
 
 # Where weights outnumber examples: what each example counts, in units of weights an example; and how much of a task's
 # deviance must be gone.
-_WEIGHT, _ENOUGH = 10.0, 0.95
+_WEIGHT, _ENOUGH = 10.0, 0.97
+# The stiffness with which a task begins.
+_FIRM = 200.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +44,14 @@ class EngineSettings:
             is then nearly the prior's. It is chosen once, and kept with the posterior.
         stiffness: How firmly to hold on to what earlier tasks have learnt: a direction of the weights that they used as
             much as the mean one is learnt so many times more slowly than a free one. Only the directions of the
-            precision count then, and neither the width of the prior nor the number of examples. "auto": as many times
-            as a task has room for, ``steps lr / (1 - momentum)``, so that neither more steps nor larger ones forget
-            more. None: steps are those of the precision itself, as in the paper, where a wide prior makes used
-            directions stiff.
+            precision count then, and neither the width of the prior nor the number of examples. "auto": 200; and from
+            a fifth of the steps on, every tenth of them, half as many, while the task is not learnt and that pays.
+            None: steps are those of the precision itself, as in the paper, where a wide prior makes used directions
+            stiff.
         enough: Training of a task ends when so large a share of the deviance is gone with which it began: of what its
             loss lies above that of predictions which are all right. What a classifier goes on to learn is to be ever
-            surer, and costs what was learnt before. 0.95: at a twentieth. "auto": that, where a task has fewer examples
-            than weights; otherwise never. None: never.
+            surer, and costs what was learnt before. "auto": 0.97, where a task has fewer examples than weights;
+            otherwise never. None: never.
         retention: phi, by which the precision that earlier tasks left fades towards the prior before the next task,
             ``Lambda <- phi Lambda + (1 - phi) Lambda_0``, never below it, in the blocks that the task touches. The
             mean stays. 1 keeps everything; less is for streams where the past loses its worth.
@@ -158,13 +160,17 @@ class EngineSettings:
         total = number("The number of steps, epochs times batches,", self.epochs * batches)
         return max(1, round(total))
 
-    def settled(self: Settings, weights: int, examples: float, steps: int, before: float | None = None) -> Settings:
-        """The settings with a number wherever they say "auto".
+    @property
+    def firmness(self) -> float:
+        """The stiffness that a task begins with."""
+        return _FIRM if self.stiffness is None or isinstance(self.stiffness, str) else self.stiffness
+
+    def settled(self: Settings, weights: int, examples: float, before: float | None = None) -> Settings:
+        """The settings with the numbers that the size of a task decides, where they say "auto".
 
         Args:
             weights: How many weights the task touches.
             examples: How many examples it has.
-            steps: How many steps it takes.
             before: What an earlier "auto" has chosen for each example to count, if one has.
 
         Returns:
@@ -174,8 +180,6 @@ class EngineSettings:
         chosen: dict[str, Any] = {}
         if _is_auto(self.likelihood_weight):
             chosen["likelihood_weight"] = before or (_WEIGHT * weights / examples if outnumber else 1.0)
-        if _is_auto(self.stiffness):
-            chosen["stiffness"] = self.lr * steps / (1 - self.momentum)
         if _is_auto(self.enough):
             chosen["enough"] = _ENOUGH if outnumber else None
         return replace(self, **chosen) if chosen else self

@@ -29,19 +29,31 @@ class BlockSteps:
         state: The block's Gaussian before the task, N(mu, Lambda^-1).
         start: Where theta starts, [m, n].
         size: N.
-        held: The Gaussian whose precision says how firmly each direction is held; None: the block's own.
+        prior: The block's prior, where earlier tasks are to be held by a stiffness; None: each direction is held as
+            firmly as the block's own precision says.
     """
 
     def __init__(
-        self, settings: EngineSettings, state: State, start: Tensor, size: float, held: State | None = None
+        self, settings: EngineSettings, state: State, start: Tensor, size: float, prior: State | None = None
     ) -> None:
         self.state = state
         self.theta = start.clone()
         self._rho = settings.momentum
-        tau = math.exp(state.log_scale)
-        self._pull = settings.prior_weight * tau / size
+        self._tau, self._damping = math.exp(state.log_scale), size * settings.preconditioner_damping**2
+        self._pull = settings.prior_weight * self._tau / size
         self._momentum = torch.zeros_like(self.theta)
-        self._preconditioner = state.preconditioner(tau, size * settings.preconditioner_damping**2, held)
+        self._stiffening = None if prior is None else state.stiffening(prior)
+        if self._stiffening is None:
+            self._preconditioner = state.preconditioner(self._tau, self._damping)
+
+    def hold(self, stiffness: float) -> None:
+        """Hold earlier tasks so firmly from now on, where they are held by a stiffness.
+
+        Args:
+            stiffness: How many times more slowly than a free direction the mean one is learnt.
+        """
+        if self._stiffening is not None:
+            self._preconditioner = self.state.preconditioner(self._tau, self._damping, self._stiffening(stiffness))
 
     @property
     def name(self) -> str:
@@ -111,11 +123,21 @@ def steps_of(settings: EngineSettings, problem: Problem) -> list[BlockSteps]:
     """
     found = []
     for name, state in problem.states.items():
-        held = None
-        if settings.stiffness is not None and name in problem.priors:
-            held = state.stiffened(problem.priors[name], float(settings.stiffness))
-        found.append(BlockSteps(settings, state, problem.start[name], problem.size, held))
+        prior = problem.priors.get(name) if settings.stiffness is not None else None
+        found.append(BlockSteps(settings, state, problem.start[name], problem.size, prior))
+    hold(found, settings.firmness)
     return found
+
+
+def hold(blocks: list[BlockSteps], stiffness: float) -> None:
+    """Hold earlier tasks so firmly from now on, in every block that is held by a stiffness.
+
+    Args:
+        blocks: The blocks.
+        stiffness: How many times more slowly than a free direction the mean one is learnt.
+    """
+    for steps in blocks:
+        steps.hold(stiffness)
 
 
 def take_step(

@@ -13,7 +13,7 @@ from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.likelihood import block_gradients, objective
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.stability import StableRate
-from nclbayes.engines.steps import steps_of, take_step
+from nclbayes.engines.steps import hold, steps_of, take_step
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.gaussians.checking import check_forms, check_parts
@@ -188,6 +188,14 @@ class VariationalStepper:
         for steps in self._blocks:
             found |= steps.state.block.unpack(steps.theta)
         return found
+
+    def hold(self, stiffness: float) -> None:
+        """Hold earlier tasks so firmly from now on.
+
+        Args:
+            stiffness: How many times more slowly than a free direction the mean one is learnt.
+        """
+        hold(self._blocks, stiffness)
 
     @property
     def least_rate(self) -> float:

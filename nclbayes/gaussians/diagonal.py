@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -103,20 +103,20 @@ class DiagonalState(State):
         """
         return replace(self, precision=torch.lerp(prior.precision, self.precision, retention))
 
-    def stiffened(self, prior: DiagonalState, stiffness: float) -> DiagonalState:
+    def stiffening(self, prior: DiagonalState) -> Callable[[float], DiagonalState]:
         """The normals with the same means whose precisions exceed their priors in the same proportions.
 
         Args:
             prior: The block's prior.
-            stiffness: How many times stiffer than a free weight the mean one is.
 
         Returns:
-            The state, with the precisions ``p_0 (1 + stiffness (r - 1) / mean(r - 1))``, ``r = p / p_0``.
+            From how many times stiffer than a free weight the mean one is to the state with the precisions
+            ``p_0 (1 + stiffness (r - 1) / mean(r - 1))``, ``r = p / p_0``.
         """
         excess = (self.precision / prior.precision - 1).clamp(min=0.0)
         mean = excess.mean()
-        weight = stiffness / mean if mean > 1e-9 else torch.zeros_like(mean)
-        return replace(self, precision=prior.precision * (1 + weight * excess))
+        shape = excess / mean if mean > 1e-9 else torch.zeros_like(excess)
+        return lambda stiffness: replace(self, precision=prior.precision * (1 + stiffness * shape))
 
     def narrowed(self, precision: float) -> DiagonalState:
         """The normals with a number added to every precision."""

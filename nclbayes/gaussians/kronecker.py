@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +14,8 @@ from nclbayes.blocks import KroneckerBlock
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.gaussians.preconditioners import Preconditioner, kronecker_preconditioner
 from nclbayes.gaussians.state import LinearMap, State, Structure
-from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, fade, kronecker_sum, stiffen
+from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, fade, kronecker_sum
+from nclbayes.kronecker.stiffening import stiffening
 from nclbayes.kronecker.triangular import between_triangles
 
 _PARTS = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root", "logdet")
@@ -117,17 +118,18 @@ class KroneckerState(State):
         """
         return replace(self, precision=fade(self.precision, prior.precision, retention))
 
-    def stiffened(self, prior: KroneckerState, stiffness: float) -> KroneckerState:
+    def stiffening(self, prior: KroneckerState) -> Callable[[float], KroneckerState]:
         """The Gaussian with the same mean whose precision keeps its directions alone.
 
         Args:
             prior: The block's prior.
-            stiffness: How many times stiffer than a free direction the mean one is.
 
         Returns:
-            The state; :func:`~nclbayes.kronecker.stiffen` says how its two sides are held.
+            From how many times stiffer than a free direction the mean one is to the state;
+            :func:`~nclbayes.kronecker.stiffen` says how its two sides are held.
         """
-        return replace(self, precision=stiffen(self.precision, prior.precision, stiffness))
+        held = stiffening(self.precision, prior.precision)
+        return lambda stiffness: replace(self, precision=held(stiffness))
 
     def narrowed(self, precision: float) -> KroneckerState:
         """The Gaussian with a multiple of the identity added to its precision (exactly, if that is one itself)."""

@@ -130,15 +130,15 @@ class State(ABC):
         """
 
     @abstractmethod
-    def stiffened(self, prior: Any, stiffness: float) -> State:
+    def stiffening(self, prior: Any) -> Callable[[float], State]:
         """The Gaussian with the same mean, and a precision of the same shape that is as stiff as is asked for.
 
         Args:
             prior: The block's prior, of the same structure.
-            stiffness: How many times stiffer than a free direction the mean one is.
 
         Returns:
-            The stiffer state, or the less stiff one.
+            From how many times stiffer than a free direction the mean one is to the stiffer state, or the less stiff
+            one.
         """
 
     @abstractmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -38,12 +40,28 @@ def stiffen(precision: KroneckerPrecision, prior: KroneckerPrecision, stiffness:
         >>> stiffen(learnt, prior, 100.0).dense().diagonal()[::2]
         tensor([  1.,   1., 301.])
     """
+    return stiffening(precision, prior)(stiffness)
+
+
+def stiffening(precision: KroneckerPrecision, prior: KroneckerPrecision) -> Callable[[float], KroneckerPrecision]:
+    """What :func:`stiffen` does at any stiffness, with the decompositions done once.
+
+    Args:
+        precision: A (x) G.
+        prior: A_0 (x) G_0, of the same shape.
+
+    Returns:
+        A function from a stiffness to X (x) Y.
+    """
     left = Pencil.of(prior.input, precision.input, ("the prior's input factor", "the input factor"))
     right = Pencil.of(prior.output, precision.output, ("the prior's output factor", "the output factor"))
-    least = right.values[..., :1]
-    X, Y = _held(left, left.values * least, stiffness), _held(right, right.values / least, 1.0)
-    dtype = precision.input.dtype
-    return KroneckerPrecision.factorise(X.to(dtype), Y.to(dtype))
+    least, dtype = right.values[..., :1], precision.input.dtype
+    Y = _held(right, right.values / least, 1.0).to(dtype)
+
+    def held(stiffness: float) -> KroneckerPrecision:
+        return KroneckerPrecision.factorise(_held(left, left.values * least, stiffness).to(dtype), Y)
+
+    return held
 
 
 def _held(side: Pencil, values: Tensor, stiffness: float) -> Tensor:

@@ -18,7 +18,6 @@ from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import ModelError, PriorError
 from nclbayes.gaussians.checking import check_parts
-from nclbayes.isolation.failures import of_task
 from nclbayes.posterior.arguments import checked_path
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.identity import model_probe, update_identity
@@ -43,7 +42,7 @@ class UpdateReport:
         lr: The learning rate, where it was lowest because the curvature of the task allowed no more; a schedule's
             factors are not counted.
         likelihood_weight: What each example counted.
-        stiffness: How firmly earlier tasks were held; None for steps of the precision itself, as in the paper.
+        stiffness: How firmly earlier tasks were held in the end; None for steps of the precision itself.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
 
     Example:
@@ -113,10 +112,8 @@ def updated(
         device=device,
         generator=generator,
     )
-    with of_task(task.name):
-        steps = engine.num_steps(task.num_batches(engine.batch_size))
     weights = sum(state.loc.numel() for state in joined.states.values())
-    engine = engine.settled(weights, task.size, steps, belief.likelihood_weight)
+    engine = engine.settled(weights, task.size, belief.likelihood_weight)
     snapshots = None
     if path is not None:
         update = update_identity(joined, model, task, engine, entry, belief.memory)
@@ -172,7 +169,7 @@ def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> Upd
         log_evidence=outcome.log_evidence,
         lr=min(engine.lr, outcome.least_rate),
         likelihood_weight=float(engine.likelihood_weight),
-        stiffness=None if engine.stiffness is None else float(engine.stiffness),
+        stiffness=None if engine.stiffness is None else outcome.history.stiffness,
         kl_of_sums=outcome.kl_of_sums,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from nclbayes.errors import SettingError
 from nclbayes.kronecker import KroneckerPrecision
 from nclbayes.methods import EWC, KFAC, OWM, DiagonalNCL, PlainTraining
 from tests.engines.test_laplace import before_a_second_task, classification_task, classifier, conjugate, regression_task
-from tests.zoo import gains
+from tests.zoo import gains, inputs, labels
 
 
 def test_a_step_is_the_gradient_of_the_posterior_in_the_stiffened_metric() -> None:
@@ -109,18 +110,59 @@ def test_methods_without_one_refuse_it(method: type[ncl.LaplaceNCL]) -> None:
         method(stiffness=10.0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"steps": 500}, 500 * 0.05 / 0.1),
-        ({"steps": None, "epochs": 10}, 10 * 6 * 0.05 / 0.1),
-        ({"steps": 50, "lr": 0.2, "momentum": 0.0, "schedule": lambda done: 1 - done}, 50 * 0.2),
-    ],
-)
-def test_auto_is_how_far_a_free_direction_goes(settings: dict[str, Any], expected: float) -> None:
-    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(batch_size=10, stiffness="auto", **settings))
-    report = posterior.update(classification_task(), progress=False)
-    assert report.stiffness == pytest.approx(expected)
+def shifted(seed: int) -> ncl.Task:
+    """Many classes by chance: hard to learn, where earlier tasks of the same inputs are held."""
+    x = inputs(60, 5, seed=seed)
+    return ncl.Task((x, labels(3, 60, seed=seed + 1)), name=f"shifted {seed}")
+
+
+def test_auto_softens_while_a_task_is_not_learnt_and_that_pays() -> None:
+    engine = ncl.LaplaceNCL(steps=200, batch_size=60, lr=0.2, stiffness="auto", enough=0.97, likelihood_weight=1e6)
+    posterior = ncl.OnlinePosterior(classifier(), engine)
+    assert posterior.update(shifted(0), progress=False).stiffness == 200.0
+    report = posterior.update(shifted(0), progress=False)
+    assert report.stiffness == 100.0, "learnt already: nothing can pay"
+    hard = posterior.update(shifted(7), progress=False)
+    assert hard.stiffness is not None
+    assert hard.stiffness < 100.0
+    fixed = replace(engine, stiffness=200.0)
+    held = ncl.OnlinePosterior(classifier(), engine)
+    held.update(shifted(0), progress=False)
+    held.update(shifted(0), progress=False)
+    assert hard.losses[-1] < held.update(shifted(7), engine=fixed, progress=False).losses[-1]
+
+
+def test_a_task_that_is_learnt_early_is_held_firmly_to_the_end() -> None:
+    engine = ncl.LaplaceNCL(steps=400, batch_size=60, stiffness="auto", enough=0.5, likelihood_weight=1e6)
+    posterior = ncl.OnlinePosterior(classifier(), engine)
+    few = inputs(60, 5, seed=1) * torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    posterior.update(ncl.Task((few, (few[:, 0] > 0).long()), name="first"), progress=False)
+    x = 5 * inputs(60, 5, seed=5) * torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0])
+    report = posterior.update(ncl.Task((x, (x[:, 1] > 0).long()), name="easy"), progress=False)
+    assert report.stopped_early
+    assert report.stiffness == 200.0
+
+
+@pytest.mark.parametrize("step", [59, 61])
+def test_a_task_that_was_interrupted_when_it_had_softened_ends_where_it_would_have(tmp_path: Path, step: int) -> None:
+    engine = ncl.LaplaceNCL(steps=100, batch_size=20, stiffness="auto", likelihood_weight=1e6)
+    whole, parted = (ncl.OnlinePosterior(classifier(), engine) for _ in range(2))
+    for posterior in (whole, parted):
+        posterior.update(shifted(0), progress=False)
+    report = whole.update(shifted(7), progress=False)
+
+    def interrupt(progress: ncl.engines.Progress) -> None:
+        if progress.step == step:
+            raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"checkpoint": tmp_path / "snapshot", "checkpoint_every": 1, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        parted.update(shifted(7), callbacks=[interrupt], **settings)
+    again = parted.update(shifted(7), **settings)
+    assert (again.losses, again.stiffness) == (report.losses, report.stiffness)
+    assert report.stiffness is not None
+    assert report.stiffness < 100
+    assert all(torch.equal(value, parted.mean()[site]) for site, value in whole.mean().items())
 
 
 def test_auto_is_kept_in_a_file(tmp_path: Path) -> None:
