@@ -174,8 +174,12 @@ class VariationalStepper:
         )
 
     def posterior(self) -> dict[str, State]:
-        """Lambda_{k-1} + w_i Fbar around the present mean, for the blocks that the likelihood depends on."""
-        rule, fishers = SumRule(self._settings.kronecker_sum), self._average()
+        """Lambda_{k-1} + w_i Fbar around the present mean, for the blocks that the likelihood depends on.
+
+        Where training ends as soon as enough is learnt, w_i is 1: what the recursion would have come to.
+        """
+        rule, is_early = SumRule(self._settings.kronecker_sum), self._settings.enough is not None
+        fishers = self._fisher.factors(self._problem.size) if is_early else self._average()
         return {
             steps.name: steps.state.add(steps.theta.clone(), fishers[steps.name], rule)
             for steps in self._blocks

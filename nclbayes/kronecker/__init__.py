@@ -5,7 +5,7 @@ from nclbayes.kronecker.fading import fade
 from nclbayes.kronecker.normal import KroneckerNormal
 from nclbayes.kronecker.precision import KroneckerPrecision
 from nclbayes.kronecker.rules import SumRule
-from nclbayes.kronecker.stiffening import stiffen, stiffening
+from nclbayes.kronecker.stiffening import stiffen
 from nclbayes.kronecker.sums import KroneckerSum, kronecker_sum
 
 __all__ = [
@@ -19,5 +19,4 @@ __all__ = [
     "kronecker_sum",
     "scale_free_kl",
     "stiffen",
-    "stiffening",
 ]

@@ -111,6 +111,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         settings: _Settings = fitted(_Settings, _with_evidence(file))
         _check_names(settings, file.forms)
         engine = engine_from(settings.engine)
+        likelihood_weight = _first_weight(settings, engine)
         tensors = file.read()
         states = {
             name: block.state({part: tensors[f"{name}/{part}"] for part in block.tensors})
@@ -139,7 +140,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         outputs=settings.outputs,
         log_evidence=settings.log_evidence,
         memory={name: tensors[f"/memory/{name}"] for name in settings.memory},
-        likelihood_weight=_first_weight(settings, engine),
+        likelihood_weight=likelihood_weight,
     )
     return Saved(belief, engine, generator, initial, settings.learner, settings.kind, tuple(notices))
 
@@ -154,7 +155,9 @@ def _with_evidence(file: SealedFile) -> dict[str, Any]:
 def _first_weight(settings: _Settings, engine: Engine) -> float | None:
     """What each example of the first task counted; earlier versions have only that of the engine, a number."""
     weight = settings.likelihood_weight
-    if weight is None and settings.tasks and not isinstance(engine.likelihood_weight, str):
+    if weight is None and settings.tasks:
+        if isinstance(engine.likelihood_weight, str):
+            raise Misfit(f"likelihood_weight is not there, and that of the engine is {engine.likelihood_weight!r}")
         weight = engine.likelihood_weight
     if weight is not None and not weight > 0:
         raise Misfit(f"likelihood_weight is {weight}")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import nclbayes as ncl
-from nclbayes.errors import SettingError
+from nclbayes.errors import FileError, SettingError
 from nclbayes.methods import PlainTraining
 from tests.engines.test_laplace import classification_task, classifier
 
@@ -174,3 +174,12 @@ def test_other_words_are_refused(setting: str, value: object, said: str) -> None
 def test_methods_may_end_when_enough_is_learnt_too() -> None:
     engine = PlainTraining(steps=1000, batch_size=40, lr=0.1, enough=0.9)
     assert ncl.OnlinePosterior(classifier(prior=100.0), engine).update(separable(), progress=False).stopped_early
+
+
+def test_a_file_that_lost_what_was_chosen_is_refused(tmp_path: Path) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=3, likelihood_weight="auto"))
+    posterior.update(classification_task(), progress=False)
+    posterior._belief = replace(posterior._belief, likelihood_weight=None)
+    posterior.save(tmp_path / "posterior.ncl")
+    with pytest.raises(FileError, match="likelihood_weight is not there"):
+        ncl.OnlinePosterior.load(tmp_path / "posterior.ncl", classifier())

@@ -29,7 +29,8 @@ def honest(path: Path, learner: ncl.OnlinePosterior) -> Parts:
 def of_settings(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[Case]:
     """Each field of another type, missing, or with another one beside it."""
     for where, wrong in variants(settings):
-        if where and (where, wrong) != (("log_evidence",), None):  # There need not be one.
+        # There need not be an evidence; and files of earlier versions have no weight but the engine's.
+        if where and not (wrong is None and where in (("log_evidence",), ("likelihood_weight",))):
             yield f"{'.'.join(map(str, where))} = {str(wrong)[:20]}", tensors, with_value(settings, where, wrong)
     for name in ("blocks", "trained", "tasks", "outputs", "log_evidence", "engine"):
         yield f"no {name}", tensors, {k: v for k, v in settings.items() if k != name}
