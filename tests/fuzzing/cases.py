@@ -110,6 +110,8 @@ def draw_case(seed: int, folder: Path) -> Case:
 def _draw_engine(case: Case, rng: random.Random, odd: bool) -> None:
     kind = rng.choice(ENGINES)
     settings: dict[str, Any] = {"steps": rng.randint(1, 5), "batch_size": rng.choice([1, 4, 16])}
+    if kind in (ncl.LaplaceNCL, ncl.VariationalNCL) and rng.random() < 0.5:
+        settings |= dict.fromkeys(("stiffness", "likelihood_weight", "schedule", "enough"), "auto")
     if odd:
         name = rng.choice([f.name for f in fields_of(kind)])
         value = rng.choice(ODD_NUMBERS if rng.random() < 0.8 else ODD_THINGS)
