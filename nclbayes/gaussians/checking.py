@@ -73,6 +73,21 @@ def check_parts(name: str, tensors: Mapping[str, Tensor]) -> None:
         raise Misfit(f"the tensor '{name}/logdet' is not the log determinant of the factors")
 
 
+def check_definite(name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse factors that are positive definite only up to rounding: numbers lie too far apart to go on from there.
+
+    Args:
+        name: The block's name.
+        tensors: By part, from :meth:`State.tensors`, and checked to belong together.
+
+    Raises:
+        Misfit: If one is.
+    """
+    for side in ("input", "output"):
+        if side in tensors and bool(torch.linalg.cholesky_ex(tensors[side]).info.any()):
+            raise Misfit(f"the tensor '{name}/{side}' is not positive definite")
+
+
 def _check_factor(name: str, A: Tensor, inverse: Tensor, S: Tensor) -> Tensor:
     """A = A^T > 0, S upper triangular, S S^T = A^-1 and S^-T S^-1 = A, [..., k, k] each; returns how closely, [...]."""
     for what, matrix in ((name, A), (f"{name}_inverse", inverse)):

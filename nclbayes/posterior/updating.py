@@ -17,7 +17,7 @@ from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import ModelError, PriorError
-from nclbayes.gaussians.checking import check_parts
+from nclbayes.gaussians.checking import check_definite, check_parts
 from nclbayes.posterior.arguments import checked_path
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.identity import model_probe, update_identity
@@ -187,6 +187,7 @@ def _check_outcome(outcome: Outcome, task: str, engine: Engine) -> None:
             raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)
         try:
             check_parts(name, state.tensors())
+            check_definite(name, state.tensors())
         except Misfit as misfit:
             raise PriorError(
                 f"The posterior of block '{name}' after task '{task}' is lost in rounding: {misfit}. Its prior and the "

@@ -9,6 +9,7 @@ from torch import nn
 
 import nclbayes as ncl
 from nclbayes.methods import VCL
+from tests.engines.test_laplace import classification_task, classifier
 
 
 @pytest.mark.slow
@@ -40,3 +41,10 @@ def test_the_first_task_starts_narrow_and_later_ones_where_the_last_ended() -> N
             torch.testing.assert_close(
                 state.precision.rsqrt(), torch.full_like(state.precision, 0.02), rtol=1e-4, atol=0
             )
+
+
+def test_whole_numbers_are_numbers_too() -> None:
+    """Adam's own takes no mixture of the two."""
+    engine = VCL(steps=2, second_momentum=0)
+    assert isinstance(engine.second_momentum, float)
+    ncl.OnlinePosterior(classifier(), engine).update(classification_task(), progress=False)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 import nclbayes as ncl
 from nclbayes.engines.base import ENGINES, Outcome, Problem
 from nclbayes.errors import NonFiniteError, PriorError
+from nclbayes.gaussians.checking import check_definite
+from nclbayes.storage import Misfit
 from tests.engines.test_laplace import classification_task, classifier
 
 
@@ -43,6 +46,16 @@ def test_a_posterior_that_rounding_has_spoilt_is_refused_where_it_arises() -> No
     with pytest.raises(PriorError, match=r"after task 'classes 2' is lost in rounding: .* powers of ten apart"):
         posterior.update(classification_task(seed=2), engine=Spoiling(steps=5))
     assert all(posterior.blocks[name] is state for name, state in before.items())
+
+
+def test_a_factor_that_is_positive_definite_only_up_to_rounding_is_refused() -> None:
+    """Nothing could be added to it."""
+    vectors = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    spread = torch.logspace(0, 40, 5, dtype=torch.float64)
+    A = (vectors * spread) @ vectors.T
+    assert bool(torch.linalg.cholesky_ex((A + A.T) / 2).info)
+    with pytest.raises(Misfit, match="'0/input' is not positive definite"):
+        check_definite("0", {"input": (A + A.T) / 2, "output": torch.eye(2, dtype=torch.float64)})
 
 
 def test_an_evidence_that_is_no_number_is_refused() -> None:
