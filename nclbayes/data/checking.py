@@ -38,7 +38,7 @@ def number(name: str, value: Any, holds: Callable[[float], bool] | None = None, 
     if not is_number:
         raise SettingError(f"{name} must be {what}, not {shown(value)}{remedy}.")
     try:
-        found = float(value)
+        found: float = value if type(value) in (int, float) else float(value)
         finite = math.isfinite(found)
     except OverflowError:
         finite = False

@@ -82,7 +82,7 @@ class MeanFieldStepper:
         self._adam = torch.optim.Adam(
             [*self._mu.values(), *self._log_sigma.values()],
             lr=engine.lr,
-            betas=(engine.momentum, engine.second_momentum),
+            betas=(float(engine.momentum), float(engine.second_momentum)),
             eps=engine.epsilon,
         )
 

@@ -45,6 +45,6 @@ def test_the_first_task_starts_narrow_and_later_ones_where_the_last_ended() -> N
 
 def test_whole_numbers_are_numbers_too() -> None:
     """Adam's own takes no mixture of the two."""
-    engine = VCL(steps=2, second_momentum=0)
-    assert isinstance(engine.second_momentum, float)
-    ncl.OnlinePosterior(classifier(), engine).update(classification_task(), progress=False)
+    posterior = ncl.OnlinePosterior(classifier(), VCL(steps=2, second_momentum=0))
+    posterior.update(classification_task(), progress=False)
+    assert posterior.tasks
