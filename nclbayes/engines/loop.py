@@ -270,6 +270,8 @@ class _Place:
             and 1 <= self.best_step <= self.step >= self.learnt >= 0
         ):
             raise Misfit(f"place is step {self.step} of {total}, with {len(self.losses)} losses")
+        if not 0 <= self.halvings <= len(_TENTHS):
+            raise Misfit(f"place.halvings is {self.halvings}")
         if self.seconds < 0:
             raise Misfit(f"place.seconds is {self.seconds}")
 

@@ -114,7 +114,7 @@ def join(
         for name in touched.keys() & trained if needs_priors else ():
             priors[name] = prior_state(touched[name].block, run.latents, engine.structure)
         allowed.append(targets)
-        if engine.enough is not None:
+        if engine.enough is not None or engine.stiffness == "auto":
             least += least_loss(run.observed) / run.examples / len(task.parts)
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
