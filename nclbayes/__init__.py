@@ -12,6 +12,7 @@ from nclbayes.fisher import DiagonalFisher, FisherAccumulator, FisherKind, Krone
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
 from nclbayes.nn import BayesianNetwork, Bernoulli, Categorical, MultiHead, Normal, Poisson
 from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.tuning import tune
 from nclbayes.watch import valid_steps
 
 __version__ = "0.1.0"
@@ -46,5 +47,6 @@ __all__ = [
     "nn",
     "priors",
     "tasks",
+    "tune",
     "valid_steps",
 ]

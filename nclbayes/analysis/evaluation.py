@@ -183,6 +183,38 @@ def class_probabilities(predicted: Any) -> Tensor | None:
     return None
 
 
+def right_or_likely(predicted: Any, batch: tuple[Any, ...]) -> Tensor:
+    """What counts where nothing else is said: whether the class is right, or else how likely the target was.
+
+    Args:
+        predicted: A predictive distribution.
+        batch: The batch, its target last.
+
+    Returns:
+        One number an example.
+    """
+    if class_probabilities(predicted) is not None:
+        return _is_most_probable(predicted, batch)
+    likely = predicted.log_prob(batch[-1])
+    return likely.reshape(len(likely), -1).sum(-1)
+
+
+def among_seen(task: Task, last: Task) -> Task:
+    """A task as it is asked for after a later one: among all classes that have been seen by then.
+
+    Args:
+        task: The task.
+        last: The last one that was learnt.
+
+    Returns:
+        The same, but for the number of classes, ``context={"active": n}``, which the later one says.
+    """
+    if "active" not in last.context:
+        return task
+    context = {**task.context, "active": last.context["active"]}
+    return Task(task.train, task.test, name=task.name, size=task.size, context=context)
+
+
 def _is_most_probable(predicted: Any, batch: tuple[Any, ...]) -> Tensor:
     """Whether the most probable class is the target; of several outputs, the share of them where it is."""
     found = _guesses(predicted, batch[-1])

@@ -19,7 +19,10 @@ from nclbayes.experiments.config import check_device
 
 Scenario = Annotated[str | None, typer.Option(help="task, domain or class, where they apply.")]
 Steps = Annotated[int | None, typer.Option(help="Steps a task; default: the task set's.")]
-PriorScale = Annotated[float | None, typer.Option(help="The prior's standard deviation; default: the task set's.")]
+PriorScale = Annotated[float | None, typer.Option(help="The prior's scale; default: the method's.")]
+Paper = Annotated[
+    bool, typer.Option("--paper", help="Let NCL take the paper's steps, with the prior that was tuned for them.")
+]
 Size = Annotated[int | None, typer.Option(help="At most so many training examples a task.")]
 Tasks = Annotated[int | None, typer.Option(help="Learn only the first so many tasks.")]
 Units = Annotated[int | None, typer.Option(help="Units in each hidden layer; default: the task set's.")]

@@ -13,6 +13,7 @@ from nclbayes.cli.options import (
     AsJson,
     Device,
     Options,
+    Paper,
     PriorScale,
     Quick,
     Quiet,
@@ -58,6 +59,7 @@ def run(
     config: Annotated[Path | None, typer.Option(help="Repeat the run of this configuration.")] = None,
     steps: Steps = None,
     prior_scale: PriorScale = None,
+    paper: Paper = False,
     size: Size = None,
     tasks: Tasks = None,
     units: Units = None,
@@ -84,7 +86,7 @@ def run(
         if set is None:
             raise SettingError(f"Name a task set ({_SETS}), or pass --config.")
         given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units}
-        given |= {"keep_each": keep_each, "shuffle": shuffle}
+        given |= {"keep_each": keep_each, "shuffle": shuffle, "paper": paper}
         settings = read_settings(option, steps)
         chosen = _config(set, method, scenario, seed, tuned, settings, prior_scale, read_device(device), given)
         _refuse_unused(tuned, [chosen])
@@ -105,6 +107,7 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Such as 0-4 or 1,3,5.")] = "0",
     out: Annotated[Path | None, typer.Option(help="The folder of all runs; the same command goes on in it.")] = None,
     jobs: Annotated[int, typer.Option(help="How many runs at a time.", min=1)] = 1,
+    paper: Paper = False,
     steps: Steps = None,
     size: Size = None,
     tasks: Tasks = None,
@@ -118,7 +121,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Learn one task set with several methods, over several seeds."""
-    given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units}
+    given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units, "paper": paper}
     settings, where = read_settings(option, steps), read_device(device)
     configs = [
         _config(set, method, scenario, seed, tuned, settings, None, where, given)
@@ -156,13 +159,18 @@ def _config(
 ) -> RunConfig:
     """A run with its defaults, then what searches found, then what was asked for."""
     found: dict[str, Any] = {}
-    for result in map(Tuned.load, tuned or []):
-        if result.fits(set, method, find_setup(set).scenario(scenario)):
-            found |= result.values
+    results = {path: Tuned.load(path) for path in tuned or []}
+    fitting = {path: r for path, r in results.items() if r.fits(set, method, find_setup(set).scenario(scenario))}
+    for result in fitting.values():
+        found |= result.values
     scale = found.pop("prior_scale", None)
     prior_scale = scale if prior_scale is None else prior_scale
     merged = {**found, **settings}
-    return RunConfig.of(set, method, scenario, seed, prior_scale=prior_scale, settings=merged, device=device, **rest)
+    config = RunConfig.of(set, method, scenario, seed, prior_scale=prior_scale, settings=merged, device=device, **rest)
+    for path, result in fitting.items():
+        if result.prior != config.prior:
+            raise SettingError(f"'{path}' was found {'with' if result.prior == 'normal' else 'without'} --paper.")
+    return config
 
 
 def _refuse_others(context: typer.Context) -> None:

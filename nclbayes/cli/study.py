@@ -13,6 +13,7 @@ from nclbayes.cli.options import (
     AsJson,
     Device,
     Options,
+    Paper,
     Quiet,
     Samples,
     Scenario,
@@ -27,8 +28,9 @@ from nclbayes.cli.options import (
 from nclbayes.errors import SettingError
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures import FIGURES, SCALES, Workplace, find_figure, make
-from nclbayes.experiments.search import HELD_OUT, Range, Search
+from nclbayes.experiments.search import HELD_OUT, Search
 from nclbayes.experiments.tuning import tune as search_for
+from nclbayes.tuning import Range
 
 study_app = typer.Typer()
 
@@ -79,12 +81,13 @@ def tune(
     scenario: Scenario = None,
     seed: Annotated[int, typer.Option(help="The held-out seed.")] = HELD_OUT,
     range: Annotated[
-        list[str] | None, typer.Option("--range", help="What to vary, as `name=low:high`; default: the paper's.")
+        list[str] | None, typer.Option("--range", help="What to vary, as `name=low:high`; default: the method's.")
     ] = None,
     trials: Annotated[int | None, typer.Option(help="How many values to try; default: the whole grid.", min=1)] = None,
     sampler: Annotated[str, typer.Option(help="grid or tpe.")] = "grid",
     out: Annotated[Path | None, typer.Option(help="The search's folder; the same command goes on in it.")] = None,
     jobs: Annotated[int, typer.Option(help="How many trials at a time.", min=1)] = 1,
+    paper: Paper = False,
     steps: Steps = None,
     size: Size = None,
     tasks: Tasks = None,
@@ -105,6 +108,7 @@ def tune(
         tasks=tasks,
         num_samples=num_samples,
         device=read_device(device),
+        paper=paper,
     )
     search = Search(base, tuple(Range.parse(text) for text in range or []), trials, sampler)
     out = Path("tuned") / f"{base.set}-{base.scenario or 'run'}-{method}" if out is None else out

@@ -3,6 +3,7 @@
 from nclbayes.engines.base import ENGINES, Engine
 from nclbayes.engines.laplace import LaplaceNCL
 from nclbayes.engines.loop import Progress
+from nclbayes.engines.settings import PAPER
 from nclbayes.engines.variational import VariationalNCL
 
-__all__ = ["ENGINES", "Engine", "LaplaceNCL", "Progress", "VariationalNCL"]
+__all__ = ["ENGINES", "PAPER", "Engine", "LaplaceNCL", "Progress", "VariationalNCL"]

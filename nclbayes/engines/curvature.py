@@ -43,7 +43,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
         problem.model,
         {**problem.fixed, **values},
         kind=engine.fisher,
-        samples=engine.fisher_samples,
+        samples=int(engine.fisher_samples),
         temperature=engine.fisher_temperature,
         diagonal=engine.structure is Structure.DIAGONAL,
         context=task.context,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,20 +21,10 @@ from nclbayes.storage import under
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceNCL(Engine):
-    """Settings of Laplace-NCL.
+class TrustRegion(Engine):
+    """What Laplace-NCL and its relatives share: trust-region steps to the mode, then a Fisher there.
 
-    For task k it climbs ``log p(D_k | theta) - (lambda/2) (theta - mu)^T Lambda (theta - mu)`` in the direction that a
-    trust region of the previous precision gives,
-
-        theta <- theta + lr [ Lambda^-1 grad log p(D_k | theta) - lambda (theta - mu) ],
-
-    with momentum, and then adds the task's Fisher at the mode to Lambda.
-
-    Example:
-        >>> from nclbayes import LaplaceNCL
-        >>> LaplaceNCL(steps=500).kronecker_sum.value
-        'additive'
+    Defaults are the paper's: steps of constant size, as stiff as the prior is wide.
     """
 
     can_stiffen: ClassVar[bool] = True
@@ -79,6 +69,30 @@ class LaplaceNCL(Engine):
         return add_fishers(problem, theta, fishers, self.kronecker_sum), {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaplaceNCL(TrustRegion):
+    """Settings of Laplace-NCL.
+
+    For task k it climbs ``log p(D_k | theta) - (lambda/2) (theta - mu)^T Lambda (theta - mu)`` in the direction that a
+    trust region of the previous precision gives,
+
+        theta <- theta + lr [ Lambda^-1 grad log p(D_k | theta) - lambda (theta - mu) ],
+
+    with momentum, and then adds the task's Fisher at the mode to Lambda.
+
+    Example:
+        >>> from nclbayes import LaplaceNCL
+        >>> LaplaceNCL(steps=500).stiffness
+        'auto'
+    """
+
+    schedule: Callable[[float], float] | str | None = "auto"
+    likelihood_weight: float | str = "auto"
+    stiffness: float | str | None = "auto"
+    enough: float | str | None = "auto"
+    fisher_samples: int | str = "auto"
+
+
 class LaplaceStepper:
     """The steps of Laplace-NCL on one task.
 
@@ -87,7 +101,7 @@ class LaplaceStepper:
         problem: The task, and the Gaussians before it.
     """
 
-    def __init__(self, settings: LaplaceNCL, problem: Problem) -> None:
+    def __init__(self, settings: TrustRegion, problem: Problem) -> None:
         self._settings = settings
         self._blocks = steps_of(settings, problem)
         self._rate = StableRate(settings, problem, self._blocks)

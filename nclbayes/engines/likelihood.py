@@ -67,6 +67,24 @@ def least_loss(observed: Mapping[str, Observed]) -> float:
     return total
 
 
+def can_be_certain(observed: Mapping[str, Observed]) -> bool:
+    """Whether targets can be predicted with certainty: one of finitely many values, as classes are.
+
+    Args:
+        observed: The observed sites of a run.
+
+    Returns:
+        Whether that holds for all of them.
+    """
+    for site in observed.values():
+        distribution: Any = site.fn
+        while hasattr(distribution, "base_dist"):
+            distribution = distribution.base_dist
+        if not getattr(distribution, "has_enumerate_support", False):
+            return False
+    return True
+
+
 def objective(observed: Mapping[str, Observed]) -> Tensor:
     """The log probability of what was observed, to be differentiated.
 

@@ -32,8 +32,9 @@ _FORGET = 0.02
 _BETTER = 1e-3
 # The loss at the start is the mean over so many steps.
 _FIRST = 4
-# A stiffness of "auto" is halved after these tenths of the steps, while that gains so much of the loss at the start.
-_TENTHS, _PAYS = range(2, 10), 0.003
+# A stiffness of "auto" is halved after these tenths of the steps, while that gains so much of the loss at the start;
+# when it has not so often in a row, no more.
+_TENTHS, _PAYS, _MISSES = range(2, 10), 0.003, 2
 # Turns the generator's next draw, which seeds the stream of a loader, into the seed of another stream.
 _NOISE = 0x6E6F6973
 
@@ -97,16 +98,25 @@ class History:
     Attributes:
         losses: The mean negative log likelihood at each step.
         seconds: How long the loop took.
-        stopped_early: Whether it stopped before its last step.
+        total: How many steps there would have been.
+        learnt: Whether enough was learnt before that.
         stiffness: How firmly earlier tasks were held in the end, if by a stiffness.
+        halvings: How often that was halved.
         earlier: How much of that time lies before the snapshot that it went on from.
     """
 
     losses: list[float]
     seconds: float
-    stopped_early: bool
+    total: int
+    learnt: bool
     stiffness: float
+    halvings: int
     earlier: float = 0.0
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the loop stopped before its last step."""
+        return len(self.losses) < self.total
 
 
 def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> History:
@@ -161,14 +171,22 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
                 place.look(float(settings.enough), problem.least)
             if settings.stiffness == "auto" and problem.priors and place.softens(problem.least, total):
                 _hold(stepper, place.firmness(settings))
-            bar.advance(loss=f"{place.running:.4g}")
+            held = {"stiffness": f"{place.firmness(settings):g}"} if settings.stiffness and problem.priors else {}
+            bar.advance(loss=f"{place.running:.4g}", **held)
             _call(problem.callbacks, Progress(step, total, loss, partial(_copies, stepper)), task.name)
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
                 place.seconds = earlier + time.perf_counter() - started
                 _snapshot(checkpoint, place, stepper, batches, generator, noise)
     seconds = earlier + time.perf_counter() - started
-    stiffness = place.firmness(settings)
-    return History(place.losses, seconds, stopped_early=place.step < total, stiffness=stiffness, earlier=earlier)
+    return History(
+        losses=place.losses,
+        seconds=seconds,
+        total=total,
+        learnt=place.learnt > 0,
+        stiffness=place.firmness(settings),
+        halvings=place.halvings,
+        earlier=earlier,
+    )
 
 
 def _hold(stepper: Stepper, stiffness: float) -> None:
@@ -221,8 +239,8 @@ class _Place:
     """How often the stiffness was halved."""
     before: float | None = None
     """The loss when that was last done."""
-    pays: bool = True
-    """Whether it has paid so far."""
+    misses: int = 0
+    """How often in a row it has not paid."""
 
     def firmness(self, settings: EngineSettings) -> float:
         """How firmly earlier tasks are held."""
@@ -231,13 +249,16 @@ class _Place:
     def softens(self, least: float, total: int) -> bool:
         """Halve the stiffness, if it is time to, and doing so has paid; returns whether it was halved."""
         is_time = self.step > _FIRST and self.step in {total * tenth // 10 for tenth in _TENTHS}
-        if self.learnt or not self.pays or not is_time:
+        if self.learnt or self.misses == _MISSES or not is_time:
             return False
         latest = _latest(self.step)
         loss, start = sum(self.losses[-latest:]) / latest, sum(self.losses[:_FIRST]) / _FIRST - least
-        self.pays = self.before is None or self.before - loss > _PAYS * start
-        self.before, self.halvings = loss, self.halvings + self.pays
-        return self.pays
+        pays = self.before is None or self.before - loss > _PAYS * start
+        self.before, self.misses = loss, 0 if pays else self.misses + 1
+        if self.misses == _MISSES:
+            return False
+        self.halvings += 1
+        return True
 
     def look(self, enough: float, least: float) -> None:
         """Note whether enough of the deviance is gone."""
@@ -270,8 +291,8 @@ class _Place:
             and 1 <= self.best_step <= self.step >= self.learnt >= 0
         ):
             raise Misfit(f"place is step {self.step} of {total}, with {len(self.losses)} losses")
-        if not 0 <= self.halvings <= len(_TENTHS):
-            raise Misfit(f"place.halvings is {self.halvings}")
+        if not (0 <= self.halvings <= len(_TENTHS) and 0 <= self.misses <= _MISSES):
+            raise Misfit(f"place.halvings is {self.halvings}, place.misses {self.misses}")
         if self.seconds < 0:
             raise Misfit(f"place.seconds is {self.seconds}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
@@ -15,16 +16,30 @@ from nclbayes.kronecker import SumRule
 
 Settings = TypeVar("Settings", bound="EngineSettings")
 
-# Where weights outnumber examples: what each example counts, in units of weights an example; and how much of a task's
-# deviance must be gone.
-_WEIGHT, _ENOUGH = 10.0, 0.97
+# Where weights outnumber examples: what each example counts, of classes in units of weights an example, and of targets
+# with a noise of their own; and how much of a task's deviance must be gone.
+_OF_CLASSES, _OF_NOISY, _ENOUGH = 10.0, 3.0, 0.97
 # The stiffness with which a task begins.
 _FIRM = 200.0
+# So many targets over all examples are enough for a Fisher, and so many for each.
+_DRAWS, _EACH = 3000, 30
+
+PAPER: dict[str, Any] = {
+    "schedule": None,
+    "likelihood_weight": 1.0,
+    "stiffness": None,
+    "enough": None,
+    "fisher_samples": 1,
+}
+"""The paper's steps, as settings of either engine: of constant size, to the end, as stiff as a prior is wide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """What Laplace-NCL and variational NCL have in common; defaults are the paper's for feedforward networks.
+    """What all engines have in common; defaults are the paper's for feedforward networks.
+
+    Laplace-NCL and variational NCL themselves decide what can be decided for each task: there `schedule`,
+    `likelihood_weight`, `stiffness` and `enough` are "auto". ``LaplaceNCL(**PAPER)`` takes the paper's steps.
 
     Attributes:
         steps: How many steps to take for each task; None to count epochs instead.
@@ -39,9 +54,10 @@ class EngineSettings:
         prior_weight: lambda, the weight of the previous posterior; 1 is Bayes' rule.
         likelihood_weight: What each example counts; 1 is Bayes' rule. A weight w gives the posterior of the likelihood
             to the power w, above 1 a cold one: the mean moves as under a prior sqrt(w) times as wide, while samples
-            are sqrt(w) times narrower than those of that wide prior. "auto": 1 where a posterior's first task has at
-            least as many examples as weights; else ten times the weights an example, since the mode under Bayes' rule
-            is then nearly the prior's. It is chosen once, and kept with the posterior.
+            are sqrt(w) times narrower than those of that wide prior. "auto": 1; but where the weights outnumber the
+            examples of a posterior's first task, since the mode under Bayes' rule is then nearly the prior's, ten times
+            the weights an example for classes, which can be certain, and 3 for targets with a noise of their own, which
+            would otherwise be learnt by heart. It is chosen once, and kept with the posterior.
         stiffness: How firmly to hold on to what earlier tasks have learnt: a direction of the weights that they used as
             much as the mean one is learnt so many times more slowly than a free one. Only the directions of the
             precision count then, and neither the width of the prior nor the number of examples. "auto": 200; and from
@@ -62,7 +78,8 @@ class EngineSettings:
             grows with the square of the number of tasks: after 300 small tasks of one teacher a network was frozen at
             68 % with either, where "kl" had 86 % and plain training 85 %.
         fisher: "model", "exact" or "empirical".
-        fisher_samples: Targets drawn for each example.
+        fisher_samples: Targets drawn for each example. "auto": one, or where the examples are few as many as make
+            3,000 with all of them, at most 30; variational NCL, which draws anew at every step, one.
         fisher_size: Use so many examples for the Fisher after a task; None: all. Variational NCL averages the Fisher
             over its steps' batches instead.
         fisher_temperature: Divides the logits of a classifier in its Fisher.
@@ -84,7 +101,7 @@ class EngineSettings:
     trust_radius: float | None = None
     kronecker_sum: SumRule | str = SumRule.KL
     fisher: FisherKind | str = FisherKind.MODEL
-    fisher_samples: int = 1
+    fisher_samples: int | str = 1
     fisher_size: int | None = None
     fisher_temperature: float = 1.0
     patience: int | None = None
@@ -100,8 +117,10 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise SettingError("Give either `steps` or `epochs`, and None for the other.")
-        for name in ("steps", "batch_size", "fisher_samples", "fisher_size", "patience"):
+        for name in ("steps", "batch_size", "fisher_size", "patience"):
             self._require_whole(name)
+        if not _is_auto(self.fisher_samples):
+            self._require_whole("fisher_samples")
         for name in ("epochs", "lr", "fisher_temperature", "trust_radius"):
             self._require(name, lambda v: v > 0, "positive")
         if not _is_auto(self.likelihood_weight):
@@ -165,12 +184,15 @@ class EngineSettings:
         """The stiffness that a task begins with."""
         return _FIRM if self.stiffness is None or isinstance(self.stiffness, str) else self.stiffness
 
-    def settled(self: Settings, weights: int, examples: float, before: float | None = None) -> Settings:
+    def settled(
+        self: Settings, weights: int, examples: float, *, certain: bool, before: float | None = None
+    ) -> Settings:
         """The settings with the numbers that the size of a task decides, where they say "auto".
 
         Args:
             weights: How many weights the task touches.
             examples: How many examples it has.
+            certain: Whether its targets can be predicted with certainty, as classes can.
             before: What an earlier "auto" has chosen for each example to count, if one has.
 
         Returns:
@@ -179,10 +201,17 @@ class EngineSettings:
         outnumber = weights > examples
         chosen: dict[str, Any] = {}
         if _is_auto(self.likelihood_weight):
-            chosen["likelihood_weight"] = before or (_WEIGHT * weights / examples if outnumber else 1.0)
+            cold = _OF_CLASSES * weights / examples if certain else _OF_NOISY
+            chosen["likelihood_weight"] = before or (cold if outnumber else 1.0)
         if _is_auto(self.enough):
             chosen["enough"] = _ENOUGH if outnumber else None
+        if _is_auto(self.fisher_samples):
+            chosen["fisher_samples"] = self._draws(min(examples, self.fisher_size or math.inf))
         return replace(self, **chosen) if chosen else self
+
+    def _draws(self, examples: float) -> int:
+        """How many targets to draw for each of so many examples."""
+        return min(_EACH, math.ceil(_DRAWS / examples))
 
     def rate(self, done: float) -> float:
         """The learning rate at a point of a task.

@@ -54,7 +54,11 @@ class VariationalNCL(Engine):
 
     can_stiffen: ClassVar[bool] = True
 
-    kronecker_sum: SumRule | str = SumRule.BOUND
+    schedule: Callable[[float], float] | str | None = "auto"
+    likelihood_weight: float | str = "auto"
+    stiffness: float | str | None = "auto"
+    enough: float | str | None = "auto"
+    kronecker_sum: SumRule | str = SumRule.ADDITIVE
     beta: float = 0.01
     particles: int = 1
     refresh_every: int = 50
@@ -66,6 +70,10 @@ class VariationalNCL(Engine):
         for name in ("particles", "refresh_every"):
             self._require_whole(name)
         self._require("init_scale", lambda v: 1e-100 <= v <= 1e100, "positive, from 1e-100 to 1e100")
+
+    def _draws(self, examples: float) -> int:
+        """One: every step draws anew."""
+        return 1
 
     def run(self, problem: Problem) -> Outcome:
         """Learn a task.
@@ -99,7 +107,7 @@ class VariationalStepper:
             problem.model,
             {},
             kind=settings.fisher,
-            samples=settings.fisher_samples,
+            samples=int(settings.fisher_samples),
             temperature=settings.fisher_temperature,
             context=problem.task.context,
             generator=problem.generator,

@@ -13,8 +13,8 @@ from pathlib import Path
 from nclbayes.analysis.record import Record
 from nclbayes.errors import NCLError, NonFiniteError
 from nclbayes.experiments.config import RunConfig
-from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.runs import claim_folder, run
+from nclbayes.storage.locking import sole_use
 
 DIVERGED = 3
 """The exit code of a run whose learning diverged."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nclbayes.errors import FileError, SettingError
+from nclbayes.experiments.setup import Prior, paper_steps
 from nclbayes.experiments.setups import find_setup
-from nclbayes.methods import find_method
+from nclbayes.methods import METHODS, find_method
 from nclbayes.posterior.saving import fitted_learner, fitted_settings
 from nclbayes.storage import read_document, refused, write_document
 
-_FORMAT = 1
+# Before format 2 every prior was a normal one, and every engine's defaults were the paper's.
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class RunConfig:
         method: The method.
         scenario: The scenario, empty where there is just one.
         seed: Decides the tasks, the initial weights and every draw.
-        prior_scale: The prior's standard deviation.
+        prior_scale: The prior's standard deviation; of a scaled one, in units of 1 / sqrt(fan in).
         settings: The method's settings.
         size: At most so many training examples a task; None: all.
         tasks: Learn only the first so many tasks; None: all.
@@ -38,12 +39,14 @@ class RunConfig:
         keep_each: Whether the folder keeps the posterior after each task, and not only after the last.
         shuffle: Whether the tasks come in an order that the seed decides; seed 0 has them as they are.
         features: Which layers the inputs are features of, where there are some to choose from.
+        prior: "normal", or "scaled" by each layer's number of inputs.
+        active: With one head over all classes, whether its softmax goes over "all" of them or those "seen" so far.
 
     Example:
         >>> from nclbayes.experiments import RunConfig
         >>> config = RunConfig.of("split-digits", "laplace-ncl", "task", seed=3)
-        >>> config.set, config.scenario, config.prior_scale
-        ('split-digits', 'task', 1.0)
+        >>> config.set, config.scenario, config.prior
+        ('split-digits', 'task', 'scaled')
     """
 
     set: str
@@ -60,6 +63,8 @@ class RunConfig:
     keep_each: bool = False
     shuffle: bool = False
     features: str = ""
+    prior: str = "normal"
+    active: str = "all"
 
     @classmethod
     def of(
@@ -72,6 +77,7 @@ class RunConfig:
         prior_scale: float | None = None,
         settings: Mapping[str, Any] | None = None,
         quick: bool = False,
+        paper: bool = False,
         **rest: Any,
     ) -> RunConfig:
         """A run with the defaults of its task set and method.
@@ -81,9 +87,11 @@ class RunConfig:
             method: The method.
             scenario: The scenario; None: the set's first.
             seed: The seed.
-            prior_scale: The prior's standard deviation; None: the default for this set, method and scenario.
+            prior_scale: The prior's scale; None: the default for this set, method and scenario.
             settings: What to change in the method's settings.
             quick: Few steps on few examples, to see that all is well.
+            paper: Whether all is as in the paper: engines that decide themselves take its steps instead, with the prior
+                and the settings that were tuned for them, and a softmax goes over all classes from the start.
             **rest: The other attributes.
 
         Returns:
@@ -104,17 +112,21 @@ class RunConfig:
         size = short.pop("size", None)
         if rest.get("size") is None and size is not None:
             rest["size"] = size
-        merged = {**setup.engine_settings(method, scenario), **short, **(settings or {})}
+        merged = {**setup.engine_settings(method, scenario, paper), **short, **(settings or {})}
         chosen.checked(merged)
         if setup.endless and merged["steps"] is None:
             raise SettingError(f"The data of {setup.name} have no end, and so no epochs: give the number of `steps`.")
         if setup.endless and rest.get("size") is None:
             rest["size"] = merged["steps"] * merged["batch_size"]
-        scale = setup.prior_scale(method, scenario) if prior_scale is None else prior_scale
+        prior = setup.prior(method, scenario, paper)
+        scale = prior.scale if prior_scale is None else prior_scale
         if setup.features is not None:
             rest["features"] = setup.features()
-        config = cls(setup.name, method, scenario, seed, scale, merged, **rest)
-        config._check()
+        # Of examples that a learner keeps, the classes that were seen when they came are no longer all.
+        if scenario == "class" and not (paper or rest.get("shuffle") or chosen.keeps_examples):
+            rest.setdefault("active", "seen")
+        config = cls(setup.name, method, scenario, seed, scale, merged, prior=prior.kind, **rest)
+        config.check()
         return config
 
     def save(self, path: Path) -> None:
@@ -141,27 +153,39 @@ class RunConfig:
         Raises:
             FileError: If it is not one.
         """
-        config: RunConfig = read_document(path, cls, "a configuration of a run", _FORMAT)
+        config: RunConfig = read_document(path, cls, "a configuration of a run", _FORMAT, upgrade=_upgraded)
         try:
             with refused(path, "a configuration of a run"):
                 _check_types(config)
-            config._check()
+            config.check()
         except (SettingError, TypeError, ValueError, ArithmeticError) as error:
             raise FileError(f"'{path}' is not a configuration of a run: {error}") from error
         return config
 
-    def _check(self) -> None:
-        """Refuse a set, a method, or a value that is none."""
+    def check(self) -> None:
+        """Refuse a set, a method, or a value that is none.
+
+        Raises:
+            SettingError: If one is.
+        """
         find_setup(self.set).scenario(self.scenario or None)
         find_method(self.method).checked(self.settings)
-        if not 0 < self.prior_scale < math.inf:
-            raise SettingError(f"prior_scale must be a positive number, not {self.prior_scale}.")
+        Prior(self.prior, self.prior_scale)
+        if self.active not in ("all", "seen") or (self.active == "seen" and self.scenario != "class"):
+            raise SettingError(f"active is '{self.active}'; choose all, or in the scenario class seen.")
         if not 0 <= self.seed < 2**63:
             raise SettingError(f"The seed must lie from 0 to 2^63 - 1, not at {self.seed}.")
         for name in ("size", "tasks", "num_samples", "units"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"{name} must be at least 1, not {value}.")
+
+
+def _upgraded(config: RunConfig, version: int) -> RunConfig:
+    """What a configuration of an earlier format means: what it does not say was as in the paper."""
+    if version > 1 or config.method not in METHODS:
+        return config
+    return replace(config, settings={**paper_steps(config.method), **config.settings})
 
 
 def _check_types(config: RunConfig) -> None:

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from nclbayes.analysis.evaluation import Score, evaluate
+from nclbayes.analysis.evaluation import Score, among_seen, evaluate
 from nclbayes.analysis.record import Record
 from nclbayes.data.task import Task, to_device
 from nclbayes.errors import FileError
 from nclbayes.experiments.config import RunConfig, check_device
-from nclbayes.experiments.locking import sole_use
-from nclbayes.experiments.setup import Setup
+from nclbayes.experiments.setup import Prior, Setup
 from nclbayes.experiments.setups import find_setup
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.methods import JointLearner, find_method
 from nclbayes.nn import BayesianNetwork
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.posterior.query import Query
+from nclbayes.storage.locking import sole_use
 
 Watcher = Callable[[str], None]
 
@@ -56,9 +56,9 @@ def run(
         >>> len(record.tasks)
         2
     """
-    prepared = _prepared(config)
+    found = prepared(config)
     with sole_use(out):
-        return _learn(config, *prepared, out, progress, say)
+        return _learn(config, *found, out, progress, say)
 
 
 def _learn(
@@ -86,7 +86,7 @@ def _learn(
                 if config.keep_each:
                     learner.save(_kept(out, k + 1))
                 learner.save(out / "posterior.ncl")
-        scored = tasks[: k + 1] if heads_differ else tasks
+        scored = [among_seen(task, tasks[k]) for task in tasks[: k + 1]] if heads_differ else tasks
         record.add(_scores(config, setup, learner, scored), losses, seconds)
         if out is not None:
             record.save(out / "record.json")
@@ -94,8 +94,19 @@ def _learn(
     return record
 
 
-def _prepared(config: RunConfig) -> tuple[Setup, list[Task], BayesianNetwork]:
-    """The task set, the tasks in the order in which they are learnt, and the model."""
+def prepared(config: RunConfig) -> tuple[Setup, list[Task], BayesianNetwork]:
+    """The task set, the tasks in the order in which they are learnt, and the model.
+
+    Args:
+        config: The run.
+
+    Returns:
+        All three.
+
+    Raises:
+        FileError: If its features are no longer there.
+        SettingError: If the device is not here, or the set has not so many tasks.
+    """
     setup = find_setup(config.set)
     here = "" if setup.features is None else setup.features()
     if config.features not in ("", here):
@@ -106,8 +117,8 @@ def _prepared(config: RunConfig) -> tuple[Setup, list[Task], BayesianNetwork]:
     check_device(config.device)
     # In another order any task of the set may be among the first ones, and the network has an output for each.
     count = config.tasks if setup.any_number or not config.shuffle else None
-    tasks = setup.make_tasks(config.scenario, config.seed, config.size, count)
-    model = setup.make_model(tasks, config.scenario, config.prior_scale, config.seed, config.units)
+    tasks = setup.make_tasks(config.scenario, config.seed, config.size, count, config.active)
+    model = setup.make_model(tasks, config.scenario, Prior(config.prior, config.prior_scale), config.seed, config.units)
     if config.shuffle and config.seed > 0:
         order = torch.randperm(len(tasks), generator=torch.Generator().manual_seed(config.seed))
         tasks = [tasks[int(k)] for k in order]
@@ -117,7 +128,7 @@ def _prepared(config: RunConfig) -> tuple[Setup, list[Task], BayesianNetwork]:
 def claim_folder(out: Path, config: RunConfig) -> None:
     """Make a folder that of a run: write its configuration there, unless it is there already.
 
-    The folder must be there, and be in one's :func:`~nclbayes.experiments.locking.sole_use`. One in which nothing was
+    The folder must be there, and be in one's :func:`~nclbayes.storage.locking.sole_use`. One in which nothing was
     learnt yet, as after an error at the start, changes hands.
 
     Args:
@@ -165,7 +176,7 @@ def reopen(out: Path) -> tuple[RunConfig, list[Task], OnlinePosterior]:
         True
     """
     config = RunConfig.load(out / "config.json")
-    _, tasks, model = _prepared(config)
+    _, tasks, model = prepared(config)
     return config, tasks, find_method(config.method).learner.load(out / "posterior.ncl", model).to(config.device)
 
 

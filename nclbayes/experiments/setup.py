@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +13,42 @@ from torch import nn
 
 from nclbayes.analysis.evaluation import Metric
 from nclbayes.data.task import Task
+from nclbayes.engines import PAPER, VariationalNCL
 from nclbayes.errors import SettingError
 from nclbayes.methods.adam import AdamEngine
 from nclbayes.methods.registry import find_method, suggestion
 from nclbayes.nn import BayesianNetwork, Likelihood
+from nclbayes.priors import scaled
 
 Scales = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The prior of a run's weights, as plain values.
+
+    Attributes:
+        kind: "normal", the same for all weights; or "scaled", 1 / sqrt(fan in) of each layer.
+        scale: Its standard deviation; of a scaled one, in units of that.
+
+    Raises:
+        SettingError: If there is no such kind, or the scale is not positive.
+    """
+
+    kind: str
+    scale: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("normal", "scaled"):
+            raise SettingError(f"prior is '{self.kind}'; choose normal or scaled.")
+        if not 0 < self.scale < math.inf:
+            raise SettingError(f"prior_scale must be a positive number, not {self.scale}.")
+
+    def make(self) -> Any:
+        """What a model takes as its prior."""
+        if self.kind == "scaled":
+            return scaled(self.scale)
+        return dist.Normal(torch.zeros((), device="cpu"), torch.full((), self.scale, device="cpu"))
 
 
 @dataclass(frozen=True)
@@ -35,8 +66,10 @@ class Setup:
         settings: The settings of every method.
         adam: What changes for the methods that are optimised by Adam.
         prior_scales: Of each method, the prior's standard deviation in each scenario ("" where there is just one); the
-            entry "" is for methods that are not named.
-        method_settings: What a method changes in a scenario, by "method" or "method/scenario".
+            entry "" is for methods that are not named. For engines that decide themselves it is the one with the
+            paper's steps.
+        method_settings: What a method changes in a scenario, by "method" or "method/scenario"; of engines that decide
+            themselves, with the paper's steps only.
         inputs: How many inputs the network takes.
         weight: What each target counts, a function of the inputs.
         endless: Whether its training data have no end: N is then the number of examples that training sees.
@@ -92,22 +125,44 @@ class Setup:
             f"{self.name} has no scenario '{name}'{suggestion(name, self.scenarios)}; its scenarios are {known}."
         )
 
-    def prior_scale(self, method: str, scenario: str) -> float:
-        """The prior's standard deviation for a method in a scenario."""
-        scales = (
-            self.prior_scales.get(method) or self.prior_scales.get(base_name(method)) or self.prior_scales.get("", {})
-        )
-        return scales.get(scenario, 1.0)
+    def prior(self, method: str, scenario: str, paper: bool = False) -> Prior:
+        """The prior of a method in a scenario.
 
-    def engine_settings(self, method: str, scenario: str) -> dict[str, Any]:
-        """A method's settings in a scenario."""
+        Args:
+            method: The method.
+            scenario: The scenario.
+            paper: Whether engines that decide themselves take the paper's steps instead.
+
+        Returns:
+            The prior.
+        """
+        if _decides(method) and not paper:
+            return Prior("scaled", 1.0)
+        named = (self.prior_scales.get(name) for name in (method, base_name(method), ""))
+        return Prior("normal", next(filter(None, named), {}).get(scenario, 1.0))
+
+    def engine_settings(self, method: str, scenario: str, paper: bool = False) -> dict[str, Any]:
+        """A method's settings in a scenario.
+
+        Args:
+            method: The method.
+            scenario: The scenario.
+            paper: Whether engines that decide themselves take the paper's steps instead.
+
+        Returns:
+            What it does not leave at its defaults.
+        """
+        if _decides(method) and not paper:
+            return dict(self.settings)
         adam = self.adam if issubclass(find_method(method).engine, AdamEngine) else {}
-        changed: dict[str, Any] = {}
+        changed = paper_steps(method) if _decides(method) else {}
         for name in (base_name(method), f"{base_name(method)}/{scenario}", method, f"{method}/{scenario}"):
             changed |= self.method_settings.get(name, {})
         return {**self.settings, **adam, **changed}
 
-    def make_tasks(self, scenario: str, seed: int, size: int | None, count: int | None = None) -> list[Task]:
+    def make_tasks(
+        self, scenario: str, seed: int, size: int | None, count: int | None = None, active: str = "all"
+    ) -> list[Task]:
         """The tasks.
 
         Args:
@@ -115,6 +170,7 @@ class Setup:
             seed: Decides them.
             size: At most so many training examples a task; None: all.
             count: How many tasks, the first of the set; None: all.
+            active: With one head over all classes, whether its softmax goes over "all" or those "seen" so far.
 
         Returns:
             The tasks, in order.
@@ -127,6 +183,8 @@ class Setup:
             given["scenario"] = scenario
         if size is not None:
             given["size"] = size
+        if active == "seen":
+            given["active"] = active
         if self.any_number and count is not None:
             given["num_tasks"] = count
         return self.first(self.tasks(**given), count)
@@ -149,14 +207,14 @@ class Setup:
         return tasks[:count]
 
     def make_model(
-        self, tasks: list[Task], scenario: str, prior_scale: float, seed: int, units: int | None = None
+        self, tasks: list[Task], scenario: str, prior: Prior, seed: int, units: int | None = None
     ) -> BayesianNetwork:
         """The model: a network initialised by the seed, with priors on its weights.
 
         Args:
             tasks: The tasks.
             scenario: The scenario.
-            prior_scale: The prior's standard deviation.
+            prior: The prior of its weights.
             seed: Decides the initial weights; the global random state is left as found.
             units: Units in each hidden layer; None: the set's.
 
@@ -166,8 +224,25 @@ class Setup:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = self.network(tasks, scenario, self.units if units is None else units)
-        prior = dist.Normal(torch.zeros((), device="cpu"), torch.full((), prior_scale, device="cpu"))
-        return BayesianNetwork(network, self.likelihood, prior, inputs=self.inputs, weight=self.weight)
+        return BayesianNetwork(network, self.likelihood, prior.make(), inputs=self.inputs, weight=self.weight)
+
+
+def paper_steps(method: str) -> dict[str, Any]:
+    """The settings by which an engine takes the paper's steps.
+
+    Args:
+        method: A method of that engine.
+
+    Returns:
+        The settings.
+    """
+    is_variational = issubclass(find_method(method).engine, VariationalNCL)
+    return {**PAPER, "kronecker_sum": "bound"} if is_variational else dict(PAPER)
+
+
+def _decides(method: str) -> bool:
+    """Whether the method's engine decides itself how firmly to hold on, and with what steps."""
+    return find_method(method).engine().stiffness is not None
 
 
 def base_name(method: str) -> str:

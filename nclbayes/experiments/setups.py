@@ -47,9 +47,11 @@ def _perceptron(tasks: list[Task], scenario: str, units: int) -> nn.Module:
     return perceptron(inputs, (units, units), classes, heads=len(tasks) if scenario == "task" else None)
 
 
-def _cifar_features(scenario: str = "domain", seed: int = 0, size: int | None = None) -> list[Task]:
+def _cifar_features(
+    scenario: str = "domain", seed: int = 0, size: int | None = None, active: str = "all"
+) -> list[Task]:
     """Split CIFAR-100 as features of the pre-trained layers."""
-    return task_sets.split_cifar100(scenario, seed, size, features=pretrained())
+    return task_sets.split_cifar100(scenario, seed, size, active=active, features=pretrained())
 
 
 def _which_features() -> str:
@@ -70,6 +72,10 @@ def _stimulus_network(tasks: list[Task], scenario: str, units: int) -> nn.Module
 def _performance(predicted: Any, batch: tuple[Any, ...]) -> torch.Tensor:
     _, lengths, _, y = batch
     return performance(predicted.mean, y, lengths.to(y.device))
+
+
+def _weight(x: torch.Tensor, lengths: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight
 
 
 _SCENARIOS = ("domain", "task", "class")
@@ -228,7 +234,7 @@ SETUPS: dict[str, Setup] = {
             prior_scales={"": {"": 0.1}, "variational-ncl": {"": 0.06}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
             method_settings=_RECURRENT,
             inputs=3,
-            weight=lambda x, lengths, weight: weight,
+            weight=_weight,
             endless=True,
             metric=_performance,
             quick={"steps": 5, "fisher_size": 64},

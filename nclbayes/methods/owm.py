@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher
-from nclbayes.engines.laplace import LaplaceNCL
+from nclbayes.engines.laplace import TrustRegion
 from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.gaussians import State, Structure
@@ -36,7 +36,7 @@ def activity_factors(theta: Tensor, fisher: KroneckerFisher, both_sides: bool) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class OWM(LaplaceNCL):
+class OWM(TrustRegion):
     """Orthogonal weight modification (Zeng et al. 2019).
 
     Stochastic gradient descent with momentum on the current task alone, its gradient multiplied by
@@ -158,7 +158,7 @@ class DOWM(OWM):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceOWM(LaplaceNCL):
+class LaplaceOWM(TrustRegion):
     """Laplace-NCL with OWM's factors in place of the Fisher's: ``N E[z z^T] (x) I`` (Kao et al. 2021).
 
     Example:

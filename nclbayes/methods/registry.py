@@ -56,7 +56,14 @@ class Method:
     def whole_numbers(self) -> frozenset[str]:
         """The settings that are whole numbers."""
         own = {name for name, value in self.learner.learner_settings.items() if isinstance(value, int)}
-        return frozenset(own | {field.name for field in fields(self.engine) if field.type in ("int", "int | None")})
+        return frozenset(
+            own | {field.name for field in fields(self.engine) if field.type in ("int", "int | None", "int | str")}
+        )
+
+    @property
+    def keeps_examples(self) -> bool:
+        """Whether its learner keeps examples of earlier tasks."""
+        return self.learner is not OnlinePosterior
 
     def build(self, model: Model, settings: Mapping[str, Any], generator: torch.Generator) -> OnlinePosterior:
         """A learner that has seen nothing yet.

@@ -19,6 +19,8 @@ from nclbayes.isolation.failures import running
 from nclbayes.nn.likelihoods import Likelihood
 from nclbayes.priors import Scaled
 
+_SCALED = Scaled()
+
 
 class BayesianNetwork(PyroModule):
     """A Pyro model made of a network, a likelihood and a prior; the network's class is left as it is.
@@ -32,7 +34,7 @@ class BayesianNetwork(PyroModule):
     Args:
         net: Any module; examples lie along the first dimension of its inputs and its output.
         likelihood: What the output means.
-        prior: :func:`ncl.priors.scaled(1.0) <nclbayes.priors.scaled>`, as wide as each layer wants; or
+        prior: By default :func:`ncl.priors.scaled(1.0) <nclbayes.priors.scaled>`, as wide as each layer wants; or
             ``Normal(loc, scale)`` for all weights; or a mapping from patterns such as ``"*.bias"`` to such, of which
             the first that matches a parameter's name counts; or a callable ``prior(name, parameter)``.
         inputs: How many positional inputs the network takes.
@@ -43,9 +45,9 @@ class BayesianNetwork(PyroModule):
         SettingError: If a parameter has no prior, or one that is not a Normal of a fitting shape.
 
     Example:
-        >>> import torch, pyro.distributions as dist
+        >>> import torch
         >>> import nclbayes as ncl
-        >>> model = ncl.BayesianNetwork(torch.nn.Linear(4, 3), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(4, 3), ncl.Categorical())
         >>> sorted(model.initial_values())
         ['bias', 'weight']
         >>> model(torch.zeros(2, 4)).batch_shape
@@ -56,7 +58,7 @@ class BayesianNetwork(PyroModule):
         self,
         net: nn.Module,
         likelihood: Likelihood,
-        prior: Any,
+        prior: Any = _SCALED,
         *,
         inputs: int = 1,
         mask: Callable[..., Tensor] | None = None,
@@ -88,6 +90,19 @@ class BayesianNetwork(PyroModule):
                 for part in ("loc", "scale"):
                     value = getattr(normal, part).to(parameter).detach().clone()
                     self.register_buffer(_buffer(part, name), value, persistent=False)
+
+    def with_prior(self, prior: Any) -> BayesianNetwork:
+        """The same network and likelihood, under another prior.
+
+        Args:
+            prior: The prior.
+
+        Returns:
+            A new model, which shares the network.
+        """
+        return BayesianNetwork(
+            self.network, self.likelihood, prior, inputs=self.inputs, mask=self.mask, weight=self.weight
+        )
 
     @property
     def network(self) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import ENGINES, Engine
+from nclbayes.engines.settings import PAPER
 from nclbayes.errors import FileError, NCLError
 from nclbayes.gaussians import SavedState
 from nclbayes.posterior.belief import Belief
@@ -189,7 +190,7 @@ def engine_from(described: Mapping[str, Any]) -> Engine:
         Misfit: If there is no such engine, or not with such settings.
     """
     # What a file of an earlier version does not say was so.
-    settings = {"schedule": None, "stiffness": None, "enough": None, **described}
+    settings = {**PAPER, **described}
     name = fitted(str, settings.pop("name", None), "engine.name")
     if name not in ENGINES:
         raise Misfit(f"it was written with the engine {name[:60]}, which is not known here: import it first")

@@ -20,6 +20,7 @@ from nclbayes.errors import ModelError, PriorError
 from nclbayes.gaussians.checking import check_definite, check_parts
 from nclbayes.posterior.arguments import checked_path
 from nclbayes.posterior.belief import Belief, device_of
+from nclbayes.posterior.decisions import decisions
 from nclbayes.posterior.identity import model_probe, update_identity
 from nclbayes.posterior.joining import join
 from nclbayes.storage import Misfit
@@ -43,6 +44,7 @@ class UpdateReport:
             factors are not counted.
         likelihood_weight: What each example counted.
         stiffness: How firmly earlier tasks were held in the end; None for steps of the precision itself.
+        decisions: What the engine decided that its settings left to it ("auto"), and why, in words.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
 
     Example:
@@ -66,6 +68,7 @@ class UpdateReport:
     lr: float
     likelihood_weight: float
     stiffness: float | None
+    decisions: Mapping[str, str] = field(repr=False)
     kl_of_sums: Mapping[str, float] = field(repr=False)
 
 
@@ -113,7 +116,7 @@ def updated(
         generator=generator,
     )
     weights = sum(state.loc.numel() for state in joined.states.values())
-    engine = engine.settled(weights, task.size, belief.likelihood_weight)
+    given, engine = engine, engine.settled(weights, task.size, certain=joined.certain, before=belief.likelihood_weight)
     snapshots = None
     if path is not None:
         update = update_identity(joined, model, task, engine, entry, belief.memory)
@@ -144,7 +147,14 @@ def updated(
     if snapshots is not None:
         # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
         snapshots.clear()
-    report = _report(task, engine, outcome, time.perf_counter() - started)
+    why = decisions(
+        *(given, engine, outcome),
+        weights=weights,
+        examples=task.size,
+        is_first=not belief.tasks,
+        holds=bool(joined.priors),
+    )
+    report = _report(task, engine, outcome, time.perf_counter() - started, why)
     return belief.after(task.name, joined.outputs, outcome, report.likelihood_weight), report
 
 
@@ -158,7 +168,7 @@ def _refuse_inference_tensors(model: Model) -> None:
                 )
 
 
-def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> UpdateReport:
+def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float, why: Mapping[str, str]) -> UpdateReport:
     return UpdateReport(
         task=task.name,
         engine=type(engine).__name__,
@@ -170,6 +180,7 @@ def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float) -> Upd
         lr=min(engine.lr, outcome.least_rate),
         likelihood_weight=float(engine.likelihood_weight),
         stiffness=None if engine.stiffness is None else outcome.history.stiffness,
+        decisions=why,
         kl_of_sums=outcome.kl_of_sums,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,15 @@ def write_document(path: str | os.PathLike[str], values: Mapping[str, Any], vers
     write_text(path, f"{text}\n")
 
 
-def read_document(path: str | os.PathLike[str], kind: type[T], what: str, version: int, *, finite: bool = True) -> T:
+def read_document(
+    path: str | os.PathLike[str],
+    kind: type[T],
+    what: str,
+    version: int,
+    *,
+    finite: bool = True,
+    upgrade: Callable[[T, int], T] = lambda found, version: found,
+) -> T:
     """Read what :func:`write_document` wrote.
 
     Args:
@@ -46,6 +54,7 @@ def read_document(path: str | os.PathLike[str], kind: type[T], what: str, versio
         what: What the file is, with its article, such as "a record of nclbayes".
         version: The newest format that can be read.
         finite: Whether NaN and infinity are refused.
+        upgrade: Says what a file of an earlier format means.
 
     Returns:
         What it holds.
@@ -68,4 +77,4 @@ def read_document(path: str | os.PathLike[str], kind: type[T], what: str, versio
                 f"'{Path(path)}' was written by a newer nclbayes (format {found}; this one reads up to {version}): "
                 "upgrade to read it."
             )
-        return fitted(kind, content, finite=finite)
+        return upgrade(fitted(kind, content, finite=finite), found)

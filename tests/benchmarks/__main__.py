@@ -19,6 +19,7 @@ def main() -> None:
         print(sums.run(label))
         print(fisher.run(label))
         print(engines.run(label))
+        print(engines.run_deciding(label))
         print(engines.run_wide(label))
         print(engines.run_recurrent(label))
 

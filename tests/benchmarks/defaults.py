@@ -2,8 +2,8 @@
 
 ``python -m tests.benchmarks.defaults --out results`` learns every set in every way that the folder has no result of
 yet, one line of ``results/runs.jsonl`` each, and prints the table; ``--ways auto`` and ``--ways grid`` are its halves,
-and ``--sets``, ``--engines`` and ``--seeds`` choose among the rest. The grid is that of the paper's steps: `stiffness`,
-`enough` and `schedule` None, a `likelihood_weight` of 1, and N(0, s^2) for all weights, s of `SCALES`.
+and ``--sets``, ``--engines`` and ``--seeds`` choose among the rest. The grid is that of the paper's steps, with
+N(0, s^2) for all weights, s of `SCALES`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ from torch import nn
 
 import nclbayes as ncl
 from nclbayes.analysis.evaluation import Metric
+from nclbayes.engines import PAPER
 from nclbayes.errors import NCLError
 from nclbayes.experiments import find_setup
 from nclbayes.nn import Likelihood
 from tests.benchmarks.timing import table
 
-AUTO: dict[str, Any] = {
-    **dict.fromkeys(("stiffness", "likelihood_weight", "schedule", "enough"), "auto"),
-    "kronecker_sum": "additive",
-}
 SCALES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 ENGINES = {"laplace": ncl.LaplaceNCL, "variational": ncl.VariationalNCL}
 SAMPLES = 32
@@ -169,7 +166,9 @@ class Run:
         is_auto = self.way == "auto"
         prior = ncl.priors.scaled(1.0) if is_auto else dist.Normal(0.0, float(self.way))
         model = ncl.BayesianNetwork(net, stream.likelihood, prior=prior, **stream.model)
-        engine = ENGINES[self.engine](**stream.settings, **(AUTO if is_auto else {}))
+        # A kind of Fisher is told to the grid alone.
+        told = {k: v for k, v in stream.settings.items() if k != "fisher"} if is_auto else {**PAPER, **stream.settings}
+        engine = ENGINES[self.engine](**told)
         posterior = ncl.OnlinePosterior(model, engine, generator=torch.Generator().manual_seed(self.seed))
         started, reports = time.perf_counter(), []
         try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import nclbayes as ncl
+from nclbayes.engines import PAPER
 from nclbayes.gaussians.gradients import RowGradient
 from tests.benchmarks.fisher import BATCH, EXAMPLES, batches, network
 from tests.benchmarks.timing import best_times, table
@@ -92,8 +96,8 @@ def steps_only(
 def run(threads: str) -> str:
     net, data, t = network(), batches(EXAMPLES)[:40], task()
     model = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
-    laplace = ncl.LaplaceNCL(steps=STEPS, batch_size=BATCH, lr=1e-4)
-    variational = ncl.VariationalNCL(steps=STEPS, batch_size=BATCH, lr=1e-4, refresh_every=10_000)
+    laplace = ncl.LaplaceNCL(**PAPER, steps=STEPS, batch_size=BATCH, lr=1e-4)
+    variational = ncl.VariationalNCL(**PAPER, steps=STEPS, batch_size=BATCH, lr=1e-4, refresh_every=10_000)
     posterior = ncl.OnlinePosterior(model, laplace)
     posterior.update(t, progress=False)
     inverses = [(torch.eye(m), torch.eye(n)) for m, n in ((400, 785), (400, 401), (10, 401))]
@@ -125,7 +129,7 @@ def run_wide(threads: str) -> str:
     x, y = torch.rand(2 * BATCH, 1024, generator=g), torch.randint(10, (2 * BATCH,), generator=g)
     layers = [nn.Linear(1024, 2000), nn.ReLU(), nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 10)]
     net, t = nn.Sequential(*layers), ncl.Task((x, y), name="random")
-    engine = ncl.LaplaceNCL(steps=steps, batch_size=BATCH, lr=1e-4)
+    engine = ncl.LaplaceNCL(**PAPER, steps=steps, batch_size=BATCH, lr=1e-4)
     posterior = ncl.OnlinePosterior(ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0)), engine)
     posterior.update(t, progress=False)
     inverses = [(torch.eye(m), torch.eye(n)) for m, n in ((2000, 1025), (2000, 2001), (10, 2001))]
@@ -142,6 +146,24 @@ def run_wide(threads: str) -> str:
     return table(
         f"Engine steps on 1024-2000-2000-10, batch {BATCH}", ("what", "threads", "a step", "times plain"), rows
     )
+
+
+def run_deciding(threads: str, steps: int = 1000) -> str:
+    """Whole updates by a second task of engines that decide themselves, against fixed settings; all take all steps."""
+    t, rows = task(), []
+    for kind in (ncl.LaplaceNCL, ncl.VariationalNCL):
+        given: dict[str, Any] = {"steps": steps, "batch_size": BATCH, "kronecker_sum": "additive"}
+        engines = {"fixed": kind(**PAPER, **given), "deciding": kind(**given, enough=None, fisher_samples=1)}
+        updates: dict[str, Callable[[], object]] = {}
+        for name, engine in engines.items():
+            first = ncl.OnlinePosterior(ncl.BayesianNetwork(network(), ncl.Categorical()), replace(engine, steps=5))
+            first.update(t, progress=False)
+            updates[name] = partial(lambda p, e: deepcopy(p).update(t, engine=e, progress=False), first, engine)
+        times = best_times(updates, rounds=2)
+        ratio = times["deciding"] / times["fixed"]
+        rows.append((kind.__name__, threads, *(f"{times[name]:.1f} s" for name in engines), f"{ratio:.2f}"))
+    title = f"Updates of {steps} steps on 784-400-400-10, batch {BATCH}"
+    return table(title, ("engine", "threads", "fixed settings", "deciding itself", "ratio"), rows)
 
 
 def predictions(posterior: ncl.OnlinePosterior, net: nn.Module, threads: str) -> str:
@@ -174,7 +196,7 @@ def run_recurrent(threads: str) -> str:
     x, y = torch.randn(320, 100, 11), torch.randn(320, 100, 3)
     t = ncl.Task((x, y), name="noise")
     model = ncl.BayesianNetwork(net, ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
-    engine = ncl.LaplaceNCL(steps=10, batch_size=32, lr=1e-5)
+    engine = ncl.LaplaceNCL(**PAPER, steps=10, batch_size=32, lr=1e-5)
     posterior = ncl.OnlinePosterior(model, engine)
     posterior.update(t, progress=False)
     products = [(torch.eye(256), torch.eye(267)), (torch.eye(3), torch.eye(256))]

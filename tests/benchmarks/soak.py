@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import nclbayes as ncl
-from nclbayes.engines import Engine
+from nclbayes.engines import PAPER, Engine
 from nclbayes.methods import PlainTraining
 from tests.benchmarks.timing import table
 
@@ -32,7 +32,7 @@ RETENTIONS = (1.0, 0.99)
 # Variational NCL learns at samples of the weights: those of a unit prior make no sensible network of this size.
 PRIOR_SCALES: dict[type[Engine], float] = {ncl.VariationalNCL: 0.3}
 HEADER = (
-    *("engine", "rule", "retention", "newest before", "and after", "teacher", "first tasks"),
+    *("engine", "steps", "rule", "retention", "newest before", "and after", "teacher", "first tasks"),
     *("sound", "time: last / first", "memory growth"),
 )
 
@@ -100,7 +100,9 @@ def soak(run: Run) -> dict[str, float]:
     torch.manual_seed(run.seed)
     teacher = Teacher(run.seed, run.drift)
     prior = dist.Normal(0.0, PRIOR_SCALES.get(type(run.engine), 1.0))
-    model = ncl.BayesianNetwork(network(), ncl.Categorical(), prior=prior)
+    model = ncl.BayesianNetwork(
+        network(), ncl.Categorical(), prior=ncl.priors.scaled() if run.engine.stiffness else prior
+    )
     posterior = ncl.OnlinePosterior(model, run.engine, generator=torch.Generator().manual_seed(run.seed))
     window = min(WINDOW, run.tasks // 2)
     first, before, after, seconds = [], [], [], []
@@ -149,11 +151,13 @@ def contestants(
     rules: Iterable[str] = RULES,
     retentions: Iterable[float] = RETENTIONS,
     engines: Iterable[type[Engine]] = (ncl.LaplaceNCL, ncl.VariationalNCL),
+    steps: Iterable[str] = ("paper", "own"),
 ) -> list[Engine]:
-    """Plain training, and each engine with each rule and each retention."""
+    """Plain training, and each engine with the paper's steps or its own, each rule and each retention."""
     chosen: list[Engine] = [PlainTraining(steps=STEPS)]
-    for kind, retention, rule in itertools.product(engines, retentions, rules):
-        chosen.append(kind(steps=STEPS, kronecker_sum=rule, retention=retention))
+    for kind, whose, retention, rule in itertools.product(engines, steps, retentions, rules):
+        given = PAPER if whose == "paper" else {}
+        chosen.append(kind(**given, steps=STEPS, kronecker_sum=rule, retention=retention))
     return chosen
 
 
@@ -174,10 +178,11 @@ def run(tasks: int, seeds: int, drift: float, learners: list[Engine], jobs: int 
     return table(title, HEADER, rows)
 
 
-def _label(engine: Engine) -> tuple[str, str, str]:
+def _label(engine: Engine) -> tuple[str, str, str, str]:
     if isinstance(engine, PlainTraining):
-        return "plain training", "", ""
-    return type(engine).__name__, ncl.SumRule(engine.kronecker_sum).value, f"{engine.retention:g}"
+        return "plain training", "", "", ""
+    whose = "own" if engine.stiffness else "paper"
+    return type(engine).__name__, whose, ncl.SumRule(engine.kronecker_sum).value, f"{engine.retention:g}"
 
 
 def _cells(results: list[dict[str, float]]) -> tuple[str, ...]:
@@ -202,9 +207,10 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=RULES)
     parser.add_argument("--retentions", nargs="+", type=float, default=RETENTIONS)
     parser.add_argument("--engines", nargs="+", default=("LaplaceNCL", "VariationalNCL"))
+    parser.add_argument("--steps", nargs="+", choices=("paper", "own"), default=("paper", "own"))
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
-    learners = contestants(given.rules, given.retentions, [getattr(ncl, name) for name in given.engines])
+    learners = contestants(given.rules, given.retentions, [getattr(ncl, name) for name in given.engines], given.steps)
     print(run(given.tasks, given.seeds, given.drift, learners, given.jobs))
 
 

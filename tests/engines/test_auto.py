@@ -14,8 +14,13 @@ import torch
 from torch import nn
 
 import nclbayes as ncl
+from nclbayes.engines import PAPER
+from nclbayes.engines.likelihood import can_be_certain
+from nclbayes.engines.progress import ProgressBar
 from nclbayes.errors import FileError, SettingError
-from nclbayes.methods import PlainTraining
+from nclbayes.methods import EWC, OWM, DiagonalNCL, LaplaceOWM, PlainTraining
+from nclbayes.watch import Observed
+from tests.engines.paper import laplace
 from tests.engines.test_laplace import classification_task, classifier
 
 WEIGHTS = 5 * 8 + 8 + 8 * 3 + 3
@@ -183,3 +188,109 @@ def test_a_file_that_lost_what_was_chosen_is_refused(tmp_path: Path) -> None:
     posterior.save(tmp_path / "posterior.ncl")
     with pytest.raises(FileError, match="likelihood_weight is not there"):
         ncl.OnlinePosterior.load(tmp_path / "posterior.ncl", classifier())
+
+
+def test_engines_decide_themselves_by_default_and_their_relatives_are_the_papers() -> None:
+    for engine in (ncl.LaplaceNCL(), ncl.VariationalNCL()):
+        assert {getattr(engine, name) for name in ("schedule", "likelihood_weight", "stiffness", "enough")} == {"auto"}
+        assert engine.kronecker_sum is ncl.SumRule.ADDITIVE
+    for relative in (DiagonalNCL(), OWM(), LaplaceOWM(), PlainTraining(), EWC(), ncl.LaplaceNCL(**PAPER)):
+        assert {name: getattr(relative, name) for name in PAPER} == PAPER
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "certain"),
+    [
+        (dist.Categorical(torch.ones(5, 3)), True),
+        (dist.Bernoulli(torch.full((5, 2), 0.5)).to_event(1), True),
+        (dist.OneHotCategorical(torch.ones(5, 3)), True),
+        (dist.Categorical(torch.ones(3)).expand([5]).mask(torch.ones(5, dtype=torch.bool)), True),
+        (dist.Normal(torch.zeros(5, 2), 1.0).to_event(1), False),
+        (dist.Poisson(torch.ones(5)), False),
+    ],
+)
+def test_classes_can_be_certain_and_what_has_noise_of_its_own_cannot(likelihood: Any, certain: bool) -> None:
+    with pyro.poutine.trace() as trace:
+        pyro.sample("y", likelihood.to_event(0), obs=likelihood.sample())
+    site = trace.trace.nodes["y"]
+    observed = Observed("y", site["fn"], site["value"], None, 1.0, ())
+    assert can_be_certain({"y": observed}) is certain
+
+
+def test_noise_is_not_counted_as_classes_are() -> None:
+    model, task = regression(noise=1.0)
+    report = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=3)).update(task, progress=False)
+    assert report.likelihood_weight == 3.0
+
+
+@pytest.mark.parametrize(
+    ("examples", "size", "draws"), [(30, None, 30), (300, None, 10), (4000, None, 1), (4000, 600, 5)]
+)
+def test_few_examples_have_more_targets_drawn(examples: int, size: int | None, draws: int) -> None:
+    settings: dict[str, Any] = {"weights": 10, "examples": examples, "certain": True}
+    assert ncl.LaplaceNCL(fisher_size=size).settled(**settings).fisher_samples == draws
+    assert ncl.LaplaceNCL(fisher_size=size, fisher_samples=2).settled(**settings).fisher_samples == 2
+    assert ncl.VariationalNCL(fisher_samples="auto").settled(**settings).fisher_samples == 1
+
+
+def test_the_report_says_what_was_decided_and_why() -> None:
+    posterior = ncl.OnlinePosterior(classifier(prior=100.0), ncl.LaplaceNCL(steps=1000, batch_size=40, lr=0.1))
+    first = posterior.update(separable(), progress=False)
+    assert first.decisions == {
+        "steps": f"{first.steps} of 1000, as 97% of the deviance was gone",
+        "stiffness": "not needed: there was nothing to hold on to",
+        "likelihood_weight": f"{10 * WEIGHTS / 40:.3g}: {WEIGHTS} weights, more than the 40 examples",
+        "lr": "0.1",
+    }
+    x = separable(1).train[0]
+    other = ncl.Task((x, (x[:, 0] < 0).long()), name="the other way round")
+    second = posterior.update(other, progress=False, engine=ncl.VariationalNCL(steps=20))
+    assert second.decisions["likelihood_weight"] == f"{first.likelihood_weight:.3g}: as for the first task"
+    assert second.decisions["steps"] == "20 of 20: less of the deviance went"
+    assert "halved" in second.decisions["stiffness"]
+    assert not posterior.update(separable(2), progress=False, engine=laplace(steps=3)).decisions
+
+
+def test_the_bar_shows_how_firmly_earlier_tasks_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr(ProgressBar, "advance", lambda self, **facts: shown.append(facts))
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=20))
+    posterior.update(classification_task(), progress=True)
+    assert all(facts.keys() == {"loss"} for facts in shown)
+    shown.clear()
+    posterior.update(classification_task(2), progress=True)
+    assert [facts["stiffness"] for facts in shown[:7]] == [*["200"] * 5, "100", "100"]
+
+
+def test_softening_is_judged_from_the_least_loss_whatever_else_ends_a_task() -> None:
+    """Of a regression whose losses are far from 0, with and without an end."""
+    stiffness = []
+    for enough in (None, 1 - 1e-9):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1))
+        model = ncl.BayesianNetwork(net, ncl.Normal(1e4), prior=ncl.priors.scaled(1.0))
+        posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=100, enough=enough))
+        x = 1e4 * torch.randn(50, 3)
+        for k in range(2):
+            report = posterior.update(ncl.Task((x, x[:, k : k + 1]), name=f"slope {k}"), progress=False)
+        stiffness.append(report.stiffness)
+    assert stiffness[0] == stiffness[1]
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])
+def test_a_recurrent_network_that_explodes_with_constant_steps_is_learnt(engine: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.core, self.out = ncl.nn.RNN(2, 8), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.out(self.core(x))
+
+    torch.manual_seed(0)
+    model = ncl.BayesianNetwork(Net(), ncl.Normal(0.1))
+    x = torch.randn(40, 30, 2, generator=torch.Generator().manual_seed(1))
+    task = ncl.Task((x, x[..., :1]), name="first of two")
+    report = ncl.OnlinePosterior(model, engine(steps=100, batch_size=20, lr=1.0)).update(task, progress=False)
+    assert report.lr < 1.0
+    assert sum(report.losses[-10:]) < sum(report.losses[:10]) / 2

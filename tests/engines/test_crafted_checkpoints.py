@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import nclbayes as ncl
 from nclbayes.methods import EWC, VCL, PlainTraining
 from nclbayes.storage import read_file, write_file
+from tests.engines.paper import laplace
 from tests.storage.hostile import objection, variants, with_value
 from tests.storage.small import model, task
 
@@ -40,7 +41,11 @@ def crafted(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[tu
         if where and where[0] != "identity":
             yield f"{where} {str(wrong)[:20]}", tensors, with_value(settings, where, wrong)
     place = settings["place"]
-    for changes in ({"step": 0}, {"step": 3}, {"step": 8}, {"step": -4}, {"best_step": 9}, {"seconds": -1.0}):
+    wrong_numbers = ({"halvings": -1}, {"halvings": 9}, {"misses": -1}, {"misses": 3}, {"learnt": 9}, {"learnt": -1})
+    for changes in (
+        *({"step": 0}, {"step": 3}, {"step": 8}, {"step": -4}, {"best_step": 9}, {"seconds": -1.0}),
+        *wrong_numbers,
+    ):
         yield f"{changes}", tensors, {**settings, "place": {**place, **changes}}
     yield "more losses", tensors, {**settings, "place": {**place, "losses": [*place["losses"], 1.0]}}
     yield "a field too many", tensors, {**settings, "surprise": 1}
@@ -121,7 +126,7 @@ def test_errors_of_a_data_set_pass_while_a_place_is_sought(tmp_path: Path) -> No
 
 def test_numbers_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
     """The next step says what went wrong; a snapshot of it could not be taken up."""
-    engine = ncl.LaplaceNCL(steps=8, batch_size=4, lr=1e30)
+    engine = laplace(steps=8, batch_size=4, lr=1e30)
     with pytest.raises(ncl.errors.NonFiniteError):
         ncl.OnlinePosterior(model(), engine).update(task(), checkpoint=tmp_path / "c", checkpoint_every=1)
     if (tmp_path / "c").exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
 from itertools import pairwise
 from typing import Optional
@@ -15,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nclbayes as ncl
-from nclbayes.engines.base import ENGINES
+from nclbayes.engines.base import ENGINES, Engine
 from nclbayes.errors import DataError, NonFiniteError, SettingError
 from nclbayes.gaussians.preconditioners import Elementwise, TwoSided
+from tests.engines.paper import laplace, variational
 from tests.zoo import inputs, labels
 
 
@@ -96,7 +98,7 @@ def test_the_first_task_is_sgd_with_momentum_on_the_mean_loss_plus_the_prior() -
             for p, v, g in zip(net.parameters(), velocity, grads, strict=True):
                 v.mul_(0.9).add_(g)
                 p.sub_(0.05 * v)
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=25, batch_size=60, lr=0.05))
+    posterior = ncl.OnlinePosterior(model, laplace(steps=25, batch_size=60, lr=0.05))
     posterior.update(task)
     for name, value in posterior.mean().items():
         torch.testing.assert_close(value, dict(net.named_parameters())[name].detach(), rtol=1e-4, atol=1e-5)
@@ -106,8 +108,8 @@ def test_the_first_task_is_sgd_with_momentum_on_the_mean_loss_plus_the_prior() -
 def test_a_weighted_likelihood_steers_as_a_wider_prior_does_and_samples_are_narrower(weight: float) -> None:
     """Precision of the prior over weight of the likelihood is all that counts; the covariance is 1 / w of the other."""
     settings = {"steps": 20, "batch_size": 60, "fisher": "exact"}
-    weighted = ncl.OnlinePosterior(classifier(prior=0.5), ncl.LaplaceNCL(likelihood_weight=weight, **settings))
-    wide = ncl.OnlinePosterior(classifier(prior=0.5 * math.sqrt(weight)), ncl.LaplaceNCL(**settings))
+    weighted = ncl.OnlinePosterior(classifier(prior=0.5), laplace(likelihood_weight=weight, **settings))
+    wide = ncl.OnlinePosterior(classifier(prior=0.5 * math.sqrt(weight)), laplace(**settings))
     for seed in (1, 7):
         for posterior in (weighted, wide):
             posterior.update(classification_task(seed))
@@ -118,7 +120,7 @@ def test_a_weighted_likelihood_steers_as_a_wider_prior_does_and_samples_are_narr
 
 
 def before_a_second_task() -> tuple[ncl.OnlinePosterior, ncl.Task]:
-    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=20, batch_size=60))
+    posterior = ncl.OnlinePosterior(classifier(), laplace(steps=20, batch_size=60))
     posterior.update(classification_task(1))
     return posterior, classification_task(7)
 
@@ -144,7 +146,7 @@ def test_a_later_task_follows_the_trust_region_rule() -> None:
             natural = torch.linalg.solve(dense, g).reshape(theta[name].mT.shape).mT
             momentum[name] = 0.9 * momentum[name] + natural + 0.5 * (theta[name] - state.loc.double())
             theta[name] = theta[name] - 0.05 * math.exp(state.log_scale) / 60 * momentum[name]
-    posterior.update(task, engine=ncl.LaplaceNCL(steps=5, batch_size=60, prior_weight=0.5))
+    posterior.update(task, engine=laplace(steps=5, batch_size=60, prior_weight=0.5))
     for name, state in posterior.blocks.items():
         torch.testing.assert_close(state.loc.double(), theta[name], rtol=1e-4, atol=1e-5)
 
@@ -152,7 +154,7 @@ def test_a_later_task_follows_the_trust_region_rule() -> None:
 @pytest.mark.parametrize("rule", ["kl", "additive", "bound"])
 def test_the_precision_grows_by_the_fisher_at_the_new_mean(rule: str) -> None:
     model, task = classifier(), classification_task()
-    engine = ncl.LaplaceNCL(steps=20, batch_size=60, fisher="exact", kronecker_sum=rule)
+    engine = laplace(steps=20, batch_size=60, fisher="exact", kronecker_sum=rule)
     posterior = ncl.OnlinePosterior(model, engine)
     posterior.update(task)
     fisher = ncl.fisher(model, posterior.mean(), task.train, kind="exact")
@@ -166,13 +168,13 @@ def test_the_precision_grows_by_the_fisher_at_the_new_mean(rule: str) -> None:
 
 def test_a_trust_radius_bounds_every_step() -> None:
     model = classifier()
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=10, batch_size=60))
+    posterior = ncl.OnlinePosterior(model, laplace(steps=10, batch_size=60))
     posterior.update(classification_task(1))
     before = dict(posterior.blocks)
     trail = [posterior.mean()]
     posterior.update(
         classification_task(7),
-        engine=ncl.LaplaceNCL(steps=10, batch_size=60, lr=5.0, trust_radius=0.3),
+        engine=laplace(steps=10, batch_size=60, lr=5.0, trust_radius=0.3),
         callbacks=[lambda p: trail.append({k: v.clone() for k, v in p.values().items()})],
     )
     assert len(trail) == 11
@@ -195,12 +197,11 @@ def test_damping_that_changes_nothing_costs_nothing() -> None:
 
 def test_damping_enters_by_a_kl_sum() -> None:
     model = classifier()
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=10, batch_size=60))
+    posterior = ncl.OnlinePosterior(model, laplace(steps=10, batch_size=60))
     posterior.update(classification_task(1))
     before = dict(posterior.blocks)
     plain, damped = (
-        ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=1, batch_size=60, momentum=0.0, alpha=alpha))
-        for alpha in (0.0, 1.0)
+        ncl.OnlinePosterior(model, laplace(steps=1, batch_size=60, momentum=0.0, alpha=alpha)) for alpha in (0.0, 1.0)
     )
     for other in (plain, damped):
         other._belief = posterior._belief
@@ -216,18 +217,18 @@ def test_damping_enters_by_a_kl_sum() -> None:
 
 def test_early_stopping_and_a_schedule() -> None:
     task = classification_task()
-    engine = ncl.LaplaceNCL(steps=500, batch_size=60, lr=0.05, patience=5, schedule=lambda done: float(done < 0.02))
+    engine = laplace(steps=500, batch_size=60, lr=0.05, patience=5, schedule=lambda done: float(done < 0.02))
     report = ncl.OnlinePosterior(classifier(), engine).update(task)
     assert report.stopped_early
     assert 10 < report.steps < 500
     assert report.losses[-1] == pytest.approx(report.losses[-2])
-    epochs = ncl.LaplaceNCL(steps=None, epochs=3, batch_size=20)
+    epochs = laplace(steps=None, epochs=3, batch_size=20)
     assert ncl.OnlinePosterior(classifier(), epochs).update(task).steps == 9
 
 
 def test_a_diverging_update_leaves_the_posterior_as_it_was() -> None:
     model = classifier()
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=10, batch_size=60))
+    posterior = ncl.OnlinePosterior(model, laplace(steps=10, batch_size=60))
     posterior.update(classification_task(1))
     before, tasks = dict(posterior.blocks), posterior.tasks
     x, y = classification_task(7).train
@@ -246,14 +247,14 @@ def test_a_log_likelihood_that_is_no_number_is_refused() -> None:
     y = torch.zeros(32, 1)
     y[5] = 3e19
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(1.0), prior=dist.Normal(0.0, 1.0))
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=1, batch_size=8))
+    posterior = ncl.OnlinePosterior(model, laplace(steps=1, batch_size=8))
     with pytest.raises(NonFiniteError, match="log likelihood became -inf with the last step of task 'far'"):
         posterior.update(ncl.Task((x, y), name="far"))
     assert not posterior.blocks
 
 
 def test_weights_that_diverge_are_named() -> None:
-    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=200, batch_size=60, lr=1e30))
+    posterior = ncl.OnlinePosterior(classifier(), laplace(steps=200, batch_size=60, lr=1e30))
     diverged = r"site '\d\.\w+' became NaN or infinite at step \d+ of task|loss became|not finite at step \d+"
     with pytest.raises(NonFiniteError, match=diverged):
         posterior.update(classification_task(1))
@@ -311,8 +312,8 @@ def test_a_setting_may_be_none_however_its_type_says_so() -> None:
             kind(lr=None)
 
 
-@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])
-def test_an_exploding_recurrent_network_stops_with_the_step(engine: type[ncl.LaplaceNCL]) -> None:
+@pytest.mark.parametrize("engine", [laplace, variational])
+def test_an_exploding_recurrent_network_stops_with_the_step(engine: Callable[..., Engine]) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -12,6 +12,7 @@ from torch import nn
 import nclbayes as ncl
 from nclbayes.errors import NonFiniteError
 from nclbayes.gaussians.preconditioners import Elementwise, TwoSided
+from tests.engines.paper import laplace
 
 
 def positive(size: int, seed: int) -> torch.Tensor:
@@ -93,4 +94,4 @@ def test_what_diverges_with_the_step_of_the_paper() -> None:
     x = torch.randn(200, 20)
     task = ncl.Task((x, x @ torch.randn(20, 1)), name="a slope")
     with pytest.raises(NonFiniteError):
-        ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=150)).update(task, progress=False)
+        ncl.OnlinePosterior(model, laplace(steps=150)).update(task, progress=False)

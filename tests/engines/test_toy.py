@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.engines import Progress
+from tests.engines.paper import laplace
 
 THETA = [torch.tensor([3.0, -6.0], dtype=torch.float64), torch.tensor([3.0, 6.0], dtype=torch.float64)]
 PRIOR = 1e3  # so wide that it hardly counts
@@ -40,9 +41,7 @@ class Toy:
         """Where task 2 leads our engine from the optimum of task 1, [steps, 2]."""
         linear = nn.Linear(2, 1, bias=False).double()
         model = ncl.BayesianNetwork(linear, ncl.Normal(1.0), prior=dist.Normal(0.0, PRIOR))
-        first = ncl.LaplaceNCL(
-            steps=round(55 * self.steep), batch_size=2, lr=2 * self.rate, momentum=0.5, fisher="exact"
-        )
+        first = laplace(steps=round(55 * self.steep), batch_size=2, lr=2 * self.rate, momentum=0.5, fisher="exact")
         posterior = ncl.OnlinePosterior(model, first)
         posterior.update(self.task(0))
         (state,) = posterior.blocks.values()
@@ -55,9 +54,7 @@ class Toy:
 
         # lr tau / N is the step on the bracket
         rate = self.rate * 2 * PRIOR**2
-        second = ncl.LaplaceNCL(
-            steps=steps, batch_size=2, lr=rate, momentum=0.0, prior_weight=prior_weight, fisher="exact"
-        )
+        second = laplace(steps=steps, batch_size=2, lr=rate, momentum=0.0, prior_weight=prior_weight, fisher="exact")
         posterior.update(self.task(1), engine=second, callbacks=[keep])
         return torch.stack(points)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.errors import SettingError
+from tests.engines.paper import laplace, variational
 from tests.engines.test_laplace import before_a_second_task, classification_task, classifier, conjugate, regression_task
 
 
@@ -20,10 +21,10 @@ from tests.engines.test_laplace import before_a_second_task, classification_task
 def test_the_linear_gaussian_mean_is_exact_after_every_task(weight: float, count: int) -> None:
     tasks = [regression_task(seed) for seed in range(count)]
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL())
+    posterior = ncl.OnlinePosterior(model, laplace())
     for k, task in enumerate(tasks):
         # the noise of the samples averages out as the learning rate falls
-        engine = ncl.VariationalNCL(
+        engine = variational(
             steps=1500,
             batch_size=40,
             lr=0.1 if k == 0 else 0.4,
@@ -50,7 +51,7 @@ def test_one_step_moves_mean_and_precision_as_the_equations_say() -> None:
     posterior, task = before_a_second_task()
     before = dict(posterior.blocks)
     x, y = task.train
-    engine = ncl.VariationalNCL(steps=1, batch_size=60, beta=0.3, fisher="exact", kronecker_sum="kl")
+    engine = variational(steps=1, batch_size=60, beta=0.3, fisher="exact", kronecker_sum="kl")
     posterior.update(task, engine=engine, generator=torch.Generator().manual_seed(11))
 
     # the same noise: the batch's order is drawn first, then eps block by block
@@ -84,10 +85,10 @@ def test_one_step_moves_mean_and_precision_as_the_equations_say() -> None:
 
 def test_the_precision_ends_at_the_old_one_plus_the_averaged_fisher() -> None:
     model, task = classifier(), classification_task()
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=200, batch_size=60))
+    posterior = ncl.OnlinePosterior(model, laplace(steps=200, batch_size=60))
     posterior.update(classification_task(1))
     before = dict(posterior.blocks)
-    engine = ncl.VariationalNCL(
+    engine = variational(
         steps=1500, batch_size=60, beta=0.005, lr=1e-6, fisher="exact", refresh_every=10, kronecker_sum="kl"
     )
     posterior.update(task, engine=engine)
@@ -122,15 +123,15 @@ def elbo(posterior: ncl.OnlinePosterior, before: dict[str, object], task: ncl.Ta
 
 def test_the_evidence_lower_bound_rises_over_an_update() -> None:
     model = classifier()
-    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=200, batch_size=60))
+    posterior = ncl.OnlinePosterior(model, laplace(steps=200, batch_size=60))
     posterior.update(classification_task(1))
     before, task = dict(posterior.blocks), classification_task(7)
     start = elbo(posterior, before, task, 400)
     values = [start]
     for steps in (30, 1000):
-        other = ncl.OnlinePosterior(model, ncl.LaplaceNCL())
+        other = ncl.OnlinePosterior(model, laplace())
         other._belief = posterior._belief
-        other.update(task, engine=ncl.VariationalNCL(steps=steps, batch_size=60, beta=0.05, particles=2, lr=0.1))
+        other.update(task, engine=variational(steps=steps, batch_size=60, beta=0.05, particles=2, lr=0.1))
         values.append(elbo(other, before, task, 400))
     assert values[0] < values[1] < values[2], values
 
@@ -140,8 +141,8 @@ def test_a_narrow_start_is_forgotten() -> None:
     task = classification_task()
     ends = []
     for init_scale in (0.01, 0.1):
-        posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL())
-        engine = ncl.VariationalNCL(steps=1500, batch_size=60, beta=0.05, init_scale=init_scale, lr=0.1)
+        posterior = ncl.OnlinePosterior(classifier(), laplace())
+        engine = variational(steps=1500, batch_size=60, beta=0.05, init_scale=init_scale, lr=0.1)
         posterior.update(task, engine=engine)
         ends.append(sum(state.logdet for state in posterior.blocks.values()))
     assert ends[0] == pytest.approx(ends[1], abs=3.0)
@@ -150,7 +151,7 @@ def test_a_narrow_start_is_forgotten() -> None:
 def test_particles_share_the_work_and_the_same_seed_gives_the_same_posterior() -> None:
     def run(seed: int) -> dict[str, Tensor]:
         posterior = ncl.OnlinePosterior(
-            classifier(), ncl.VariationalNCL(steps=40, batch_size=20, particles=3, refresh_every=7)
+            classifier(), variational(steps=40, batch_size=20, particles=3, refresh_every=7)
         )
         state = torch.get_rng_state()
         posterior.update(classification_task(), generator=torch.Generator().manual_seed(seed))
@@ -174,4 +175,4 @@ def test_particles_share_the_work_and_the_same_seed_gives_the_same_posterior() -
 )
 def test_settings_are_checked(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        ncl.VariationalNCL(**settings)  # type: ignore[arg-type]
+        variational(**settings)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from nclbayes import Record, evaluate
+from nclbayes import Record, Task, evaluate
+from nclbayes.engines import PAPER
 from nclbayes.errors import FileError, NCLError, NonFiniteError, SettingError
 from nclbayes.experiments import SETUPS, RunConfig, compare, find_setup, run, run_all
 from nclbayes.experiments.comparison import ComparisonError
-from nclbayes.experiments.locking import sole_use
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
 from nclbayes.experiments.runs import reopen, reopen_each
+from nclbayes.storage.locking import sole_use
 
 pytest.importorskip("sklearn")
 
@@ -105,8 +107,16 @@ def test_the_seed_decides_everything() -> None:
 
 def test_defaults_come_from_set_method_and_scenario() -> None:
     mnist = RunConfig.of("split_mnist", "laplace-ncl", "class")
-    assert (mnist.prior_scale, mnist.settings["steps"], mnist.settings["lr"]) == (288.7, 2000, 0.05)
-    assert RunConfig.of("split-mnist", "variational-ncl", "class").settings["fisher_temperature"] == 10.0
+    assert (mnist.prior, mnist.prior_scale, mnist.active) == ("scaled", 1.0, "seen")
+    assert mnist.settings == {"steps": 2000, "batch_size": 256, "lr": 0.05, "momentum": 0.9}
+    assert RunConfig.of("split-mnist", "ewc", "class").prior == "normal"
+    assert RunConfig.of("split-mnist", "replay", "class").active == "all"
+    published = RunConfig.of("split-mnist", "laplace-ncl", "class", paper=True)
+    assert (published.prior, published.prior_scale, published.active) == ("normal", 288.7, "all")
+    assert {name: published.settings[name] for name in PAPER} == PAPER
+    variational = RunConfig.of("split-mnist", "variational-ncl", "class", paper=True)
+    assert variational.settings["fisher_temperature"] == 10.0
+    assert RunConfig.of("split-mnist", "variational-ncl", "task", paper=True).settings["kronecker_sum"] == "bound"
     quick = RunConfig.of("stimulus-response", "none", quick=True)
     assert quick.settings["steps"] == 5
     assert quick.size == 5 * 32
@@ -256,3 +266,32 @@ def test_a_run_goes_on_elsewhere_and_a_device_that_is_not_here_is_refused(tmp_pa
     for wrong in ("cuda:x", "cuda:-1", "tpu"):
         with pytest.raises(SettingError, match="choose cpu, cuda, or one of several"):
             run(config(device=wrong), progress=False)
+
+
+def test_runs_of_before_go_on_with_the_papers_steps(tmp_path: Path) -> None:
+    """Configurations of format 1 say nothing of what has been decided since, nor of the kind of a prior."""
+    asked = RunConfig.of("split-digits", "variational-ncl", settings={"steps": 3}, tasks=1)
+    asked.save(tmp_path / "config.json")
+    assert RunConfig.load(tmp_path / "config.json") == asked
+    values = json.loads((tmp_path / "config.json").read_text())
+    for name in ("prior", "active"):
+        del values[name]
+    (tmp_path / "config.json").write_text(json.dumps({**values, "format": 1, "prior_scale": 0.5}))
+    found = RunConfig.load(tmp_path / "config.json")
+    assert found.settings == {**PAPER, "kronecker_sum": "bound", **asked.settings}
+    assert (found.prior, found.prior_scale, found.active) == ("normal", 0.5, "all")
+    run(found, tmp_path, progress=False)
+    assert reopen(tmp_path)[2].engine.stiffness is None
+
+
+def test_with_one_head_over_all_classes_earlier_tasks_are_asked_among_all_that_were_seen(tmp_path: Path) -> None:
+    settings = {"steps": 30, "batch_size": 32}
+    asked = RunConfig.of("split-digits", "laplace-ncl", "class", settings=settings, tasks=3)
+    record = run(asked, tmp_path, progress=False)
+    _, tasks, learner = reopen(tmp_path)
+    assert [task.context["active"] for task in tasks] == [2, 4, 6]
+    among_all = [Task(t.train, t.test, name=t.name, context={"active": 6}) for t in tasks]
+    assert record.scores[-1] == evaluate(learner, among_all, generator=torch.Generator().manual_seed(0))
+    for wrong in ({"active": "some"}, {"active": "seen", "scenario": "domain"}, {"prior": "flat"}):
+        with pytest.raises(SettingError, match=r"active|prior"):
+            replace(asked, **wrong).check()

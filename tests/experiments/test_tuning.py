@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-import nclbayes.experiments.tuning as tuning
-from nclbayes.analysis import Score
-from nclbayes.analysis.record import Record
+from nclbayes import OnlinePosterior, Score, Task
 from nclbayes.cli import run_command_line
 from nclbayes.errors import FileError, MatrixError, NonFiniteError, SettingError
 from nclbayes.experiments import RunConfig
-from nclbayes.experiments.locking import sole_use
-from nclbayes.experiments.search import PAPER_RANGES, Range, Search
+from nclbayes.experiments.search import PAPER_RANGES, Search
 from nclbayes.experiments.tuning import Tuned, tune
+from nclbayes.storage.locking import sole_use
+from nclbayes.tuning import Range, pilot
+from nclbayes.tuning.pilot import Pilot
 
 
 def test_ranges_are_the_papers_unless_given() -> None:
     assert Search(RunConfig.of("split-digits", "owm")).count == 19
-    assert Search(RunConfig.of("split-digits", "laplace-ncl")).count == 10
+    assert Search(RunConfig.of("split-digits", "laplace-ncl", paper=True)).count == 10
+    assert Search(RunConfig.of("split-digits", "laplace-ncl")).ranges[0].name == "stiffness"
     assert PAPER_RANGES["si"].grid()[0] == 1e-5
     assert PAPER_RANGES["si"].grid()[-1] == pytest.approx(1e8)
     assert Search(RunConfig.of("split-digits", "owm"), sampler="tpe").count == 20
@@ -36,13 +37,11 @@ def test_settings_that_are_whole_numbers_are_sought_among_whole_numbers(
 ) -> None:
     tried: list[Any] = []
 
-    def fake(config: RunConfig, **rest: Any) -> Record:
-        tried.append(config.settings[name])
-        record = Record(["a"])
-        record.add([Score(0.5, 0.1, 0.0, 10)])
-        return record
+    def fake(self: Pilot, values: dict[str, float]) -> float:
+        tried.append(values[name])
+        return 0.5
 
-    monkeypatch.setattr(tuning, "run", fake)
+    monkeypatch.setattr(Pilot, "score", fake)
     base, values = RunConfig.of("split-digits", method), (Range(name, 5.0, 123.0),)
     tune(Search(base, values), tmp_path / "grid")
     assert sorted(tried) == [5, 50, 123]
@@ -82,16 +81,12 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Runs whose accuracy is best at alpha = 0.01, and that diverge at 1."""
     values: list[float] = []
 
-    def fake(config: RunConfig, **rest: Any) -> Record:
-        alpha = config.settings["alpha"]
+    def fake(self: Pilot, given: dict[str, float]) -> float | None:
+        alpha = self.engine_with(given).alpha
         values.append(alpha)
-        if alpha == 1.0:
-            raise NonFiniteError("The loss became nan.")
-        record = Record(["a"])
-        record.add([Score(1 - abs(alpha - 0.01), 0.1, 0.0, 10)])
-        return record
+        return None if alpha == 1.0 else 1 - abs(alpha - 0.01)
 
-    monkeypatch.setattr(tuning, "run", fake)
+    monkeypatch.setattr(Pilot, "score", fake)
     return values
 
 
@@ -111,17 +106,17 @@ def test_the_best_of_the_grid_is_found_kept_and_not_sought_again(tried: list[flo
 
 def test_an_interrupted_search_goes_on(tried: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-4, 0.1),))
-    counted = tuning.run
+    counted = Pilot.score
 
-    def interrupted(config: RunConfig, **rest: Any) -> Record:
+    def interrupted(self: Pilot, values: dict[str, float]) -> float | None:
         if len(tried) == 2:
             raise KeyboardInterrupt
-        return counted(config, **rest)
+        return counted(self, values)
 
-    monkeypatch.setattr(tuning, "run", interrupted)
+    monkeypatch.setattr(Pilot, "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune(search, tmp_path)
-    monkeypatch.setattr(tuning, "run", counted)
+    monkeypatch.setattr(Pilot, "score", counted)
     found = tune(search, tmp_path)
     assert found.score == pytest.approx(1.0)
     # Each value of the grid once, the one that was under way among them.
@@ -134,15 +129,15 @@ def test_a_trial_that_failed_does_not_count(
     tried: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-3, 0.1),))
-    counted = tuning.run
+    counted = Pilot.score
 
-    def failing(config: RunConfig, **rest: Any) -> Record:
+    def failing(self: Pilot, values: dict[str, float]) -> float:
         raise OSError("no space left")
 
-    monkeypatch.setattr(tuning, "run", failing)
+    monkeypatch.setattr(Pilot, "score", failing)
     with pytest.raises(OSError, match="no space left"):
         tune(search, tmp_path)
-    monkeypatch.setattr(tuning, "run", counted)
+    monkeypatch.setattr(Pilot, "score", counted)
     found = tune(search, tmp_path)
     assert sorted(tried) == pytest.approx([1e-3, 1e-2, 1e-1])
     assert len(found.trials) == 3
@@ -203,22 +198,20 @@ def test_a_search_that_goes_on_does_not_propose_the_same_values_again(tried: lis
 def test_a_search_is_one_processs_and_numbers_that_fail_are_a_score(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fake(config: RunConfig, **rest: Any) -> Record:
-        if config.settings["alpha"] < 1e-3:
+    def fake(self: OnlinePosterior, task: Task, **rest: Any) -> None:
+        if self.engine.alpha < 1e-3:
             raise MatrixError("input is not positive definite.")
         with pytest.raises(FileError, match="Another process"), sole_use(tmp_path):
             pass
-        record = Record(["a"])
-        record.add([Score(0.5, 0.1, 0.0, 10)])
-        return record
 
-    monkeypatch.setattr(tuning, "run", fake)
+    monkeypatch.setattr(OnlinePosterior, "update", fake)
+    monkeypatch.setattr(pilot, "evaluate", lambda *args, **rest: [Score(0.5, 0.1, 0.0, 10)])
     found = tune(Search(RunConfig.of("split-digits", "owm"), (Range("alpha", 1e-4, 1e-2),)), tmp_path)
     assert sorted(str(trial["score"]) for trial in found.trials) == ["0.5", "0.5", "None"]
 
 
 def test_methods_with_kept_examples_have_the_ranges_of_their_base_and_some_have_none() -> None:
-    assert Search(RunConfig.of("split-digits", "variational-ncl-replay")).ranges[0].high == 100
+    assert Search(RunConfig.of("split-digits", "variational-ncl-replay", paper=True)).ranges[0].high == 100
     assert Search(RunConfig.of("split-digits", "vcl-coreset")).ranges[0].high == 100
     for method in ("none", "joint", "replay"):
         with pytest.raises(SettingError, match="has no prior to search for"):
@@ -234,3 +227,16 @@ def test_hyperparameters_are_not_tested_on_the_seed_that_they_were_found_on(
     given = ["split-digits", "--methods", "owm", "--tuned", str(tmp_path / "tuned.json"), "--quick"]
     assert run_command_line(["compare", *given, "--seeds", "2-4", "--out", str(tmp_path / "runs")]) == 2
     assert "was found on seed 3" in capsys.readouterr().err
+
+
+def test_what_was_found_with_the_papers_steps_is_used_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of before says nothing of it: there were no others."""
+    Tuned("split-digits", "laplace-ncl", "domain", {"prior_scale": 3.0}, 0.9).save(tmp_path / "tuned.json")
+    given = ["run", "split-digits", "--tuned", str(tmp_path), "--quick", "--tasks", "1", "--quiet"]
+    assert run_command_line([*given, "--out", str(tmp_path / "own")]) == 2
+    assert "was found with --paper" in capsys.readouterr().err
+    assert run_command_line([*given, "--out", str(tmp_path / "paper"), "--paper"]) == 0
+    config = RunConfig.load(tmp_path / "paper" / "config.json")
+    assert (config.prior, config.prior_scale) == ("normal", 3.0)

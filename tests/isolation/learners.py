@@ -35,14 +35,14 @@ def task(name: str, seed: int, source: str = "tensors") -> ncl.Task:
 SETTINGS: dict[str, Any] = {"steps": 4, "batch_size": 8}
 
 LEARNERS: dict[str, Callable[[ncl.BayesianNetwork], ncl.OnlinePosterior]] = {
-    "laplace": lambda model: ncl.OnlinePosterior(model, ncl.LaplaceNCL(**SETTINGS)),
+    "laplace": lambda model: ncl.OnlinePosterior(model, ncl.LaplaceNCL(**SETTINGS, fisher_samples=1)),
     "variational": lambda model: ncl.OnlinePosterior(model, ncl.VariationalNCL(**SETTINGS)),
     "ewc": lambda model: ncl.OnlinePosterior(model, EWC(**SETTINGS)),
     "kfac": lambda model: ncl.OnlinePosterior(model, KFAC(**SETTINGS)),
     "owm": lambda model: ncl.OnlinePosterior(model, OWM(**SETTINGS)),
     "gpm": lambda model: ncl.OnlinePosterior(model, GPM(**SETTINGS)),
-    "replay": lambda model: ReplayLearner(model, ncl.LaplaceNCL(**SETTINGS), keep=4),
-    "coreset": lambda model: CoresetLearner(model, ncl.LaplaceNCL(**SETTINGS), keep=4),
+    "replay": lambda model: ReplayLearner(model, ncl.LaplaceNCL(**SETTINGS, fisher_samples=1), keep=4),
+    "coreset": lambda model: CoresetLearner(model, ncl.LaplaceNCL(**SETTINGS, fisher_samples=1), keep=4),
     "joint": lambda model: JointLearner(model, PlainTraining(**SETTINGS)),
 }
 

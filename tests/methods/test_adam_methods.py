@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.errors import SettingError
 from nclbayes.methods import EWC, KFAC, DecoupledKFAC, ReverseDecoupledKFAC, SynapticIntelligence
+from tests.engines.paper import laplace
 from tests.engines.test_laplace import classification_task, classifier, conjugate, regression_task
 
 
@@ -58,7 +59,7 @@ def test_kfac_leaves_the_precision_that_laplace_ncl_leaves_at_the_same_weights()
     task, settings = classification_task(), {"steps": 30, "batch_size": 60, "fisher": "exact"}
     kfac = ncl.OnlinePosterior(classifier(), KFAC(**settings))  # type: ignore[arg-type]
     kfac.update(task)
-    still = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=1, batch_size=60, lr=1e-12, fisher="exact"))
+    still = ncl.OnlinePosterior(classifier(), laplace(steps=1, batch_size=60, lr=1e-12, fisher="exact"))
     still = ncl.OnlinePosterior(still.model, still.engine, initial=kfac.mean())
     still.update(task)
     for name, state in kfac.blocks.items():

@@ -155,3 +155,14 @@ def test_inputs_of_another_dtype_are_refused_with_the_remedy() -> None:
     model = ncl.BayesianNetwork(nn.Linear(2, 1), ncl.Normal(), prior=dist.Normal(0.0, 1.0))
     with pytest.raises(DataError, match=r"torch\.float64.*x\.float\(\), or net\.double\(\)"):
         model.check(torch.zeros(4, 2).double(), torch.zeros(4, 1))
+
+
+def test_without_a_prior_it_is_as_wide_as_each_layer_wants_and_another_can_take_its_place() -> None:
+    net = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 2))
+    model = ncl.BayesianNetwork(net, ncl.Normal(1.0), inputs=1, weight=lambda x: x[:, :1])
+    scales = {name: float(prior.base_dist.scale.flatten()[0]) for name, prior in model._site_priors().items()}
+    assert scales == {"0.weight": 0.25, "0.bias": 0.25, "1.weight": 0.5, "1.bias": 0.5}
+    other = model.with_prior(dist.Normal(0.0, 3.0))
+    assert other.network is net
+    assert (other.likelihood, other.inputs, other.weight) == (model.likelihood, model.inputs, model.weight)
+    assert float(other._site_priors()["1.bias"].base_dist.scale.flatten()[0]) == 3.0

@@ -708,7 +708,9 @@ def test_a_file_says_which_kind_of_posterior_and_which_dtype_it_holds(tmp_path: 
     "changed", [{"fisher_temperature": 4.0}, {"fisher": "empirical"}, {"prior_weight": 2.0}, {"likelihood_weight": 2.0}]
 )
 def test_there_is_an_evidence_only_where_bayes_rule_is_approximated(changed: dict[str, Any]) -> None:
-    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(steps=5))
+    settings = {"steps": 5, "likelihood_weight": 1.0}
+    posterior = ncl.OnlinePosterior(classifier(), ncl.LaplaceNCL(**settings))  # type: ignore[arg-type]
     assert posterior.update(classification_task(0)).log_evidence is not None
-    assert posterior.update(classification_task(1), engine=ncl.LaplaceNCL(steps=5, **changed)).log_evidence is None
+    weighted = ncl.LaplaceNCL(**{**settings, **changed})
+    assert posterior.update(classification_task(1), engine=weighted).log_evidence is None
     assert ncl.OnlinePosterior(classifier(), LaplaceOWM(steps=5)).update(classification_task(0)).log_evidence is None

@@ -26,11 +26,16 @@ def honest(path: Path, learner: ncl.OnlinePosterior) -> Parts:
     return read_file(path, "posterior")
 
 
+# An engine may do without these.
+OPTIONAL = ("schedule", "stiffness", "enough")
+
+
 def of_settings(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[Case]:
     """Each field of another type, missing, or with another one beside it."""
     for where, wrong in variants(settings):
-        # There need not be an evidence; and files of earlier versions have no weight but the engine's.
-        if where and not (wrong is None and where in (("log_evidence",), ("likelihood_weight",))):
+        # There need not be an evidence; and files of earlier versions have no weight but the engine's, a number.
+        may_be_none = (("log_evidence",), *(("engine", name) for name in OPTIONAL))
+        if where and not (wrong is None and where in may_be_none):
             yield f"{'.'.join(map(str, where))} = {str(wrong)[:20]}", tensors, with_value(settings, where, wrong)
     for name in ("blocks", "trained", "tasks", "outputs", "log_evidence", "engine"):
         yield f"no {name}", tensors, {k: v for k, v in settings.items() if k != name}
@@ -185,7 +190,7 @@ def of_kept(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[Ca
     for size in (0, -1):
         yield f"size {size}", {**tensors, "/memory/kept/0/about": as_bytes({**about, "size": size})}, settings
     for where, wrong in variants(engine):
-        if where:
+        if where and not (wrong is None and where in {(name,) for name in OPTIONAL}):
             changed = as_bytes(with_value(engine, where, wrong))
             yield f"engine {where} {wrong}", {**tensors, "/memory/coreset/engine": changed}, settings
     for name in ("/memory/kept/0/about", "/memory/coreset/engine"):

@@ -70,7 +70,7 @@ def compute(settings: Settings, place: Workplace) -> Results:
     changes = {"steps": settings["steps"], **settings["changes"]}
     given: dict[str, Any] = {"settings": changes, "size": settings["size"], "tasks": settings["tasks"]}
     configs = [
-        RunConfig.of("stroke-mnist", method, seed=seed, device=place.device, keep_each=True, **given)
+        RunConfig.of("stroke-mnist", method, seed=seed, device=place.device, keep_each=True, paper=True, **given)
         for seed in range(settings["seeds"])
         for method in METHODS
     ]

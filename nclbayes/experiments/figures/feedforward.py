@@ -74,6 +74,7 @@ def _runs(name: str, scenario: str, label: str, settings: Settings, place: Workp
             prior_scale=1.0 if label.endswith(_UNIT) else None,
             settings={} if settings["steps"] is None else {"steps": settings["steps"]},
             size=settings["size"],
+            paper=True,
             device=place.device,
         )
         for seed in range(settings["seeds"])

@@ -49,7 +49,7 @@ def _compute(settings: Settings, place: Workplace) -> Results:
 
 def _run(part: Settings, method: str, seed: int, place: Workplace) -> tuple[RunConfig, Path]:
     rest = {"units": part["units"], "tasks": part["tasks"], "device": place.device}
-    config = RunConfig.of(part["set"], method, part["scenario"], seed, settings=part["settings"], **rest)
+    config = RunConfig.of(part["set"], method, part["scenario"], seed, settings=part["settings"], paper=True, **rest)
     return config, run_folder(place.out / "runs" / f"{config.set}-{config.scenario or 'run'}", config)
 
 

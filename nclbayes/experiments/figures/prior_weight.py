@@ -109,6 +109,7 @@ def _run(method: str, setting: str, weight: float, seed: int, settings: Settings
         settings=given,
         units=settings["units"],
         tasks=settings["tasks"],
+        paper=True,
         device=place.device,
         keep_each=True,
     )

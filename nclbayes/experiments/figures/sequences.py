@@ -50,6 +50,7 @@ def run_variants(name: str, settings: Settings, place: Workplace) -> dict[str, l
                 units=settings["units"],
                 tasks=settings["tasks"],
                 size=settings["size"],
+                paper=True,
                 device=place.device,
                 shuffle=settings.get("shuffle", False),
             )

@@ -83,11 +83,12 @@ def _learnt(setup: Setup, settings: Mapping[str, Any], seed: int, place: Workpla
     """Learn the tasks one after the other by Laplace-NCL; after each, its Fisher at the new mean."""
     steps, batch_size = settings["steps"], settings["batch_size"]
     tasks = setup.make_tasks("", seed, steps * batch_size if setup.endless else None)[: settings["tasks"]]
-    model = setup.make_model(tasks, "", setup.prior_scale(_METHOD, ""), seed, settings["units"]).to(place.device)
+    prior = setup.prior(_METHOD, "", paper=True)
+    model = setup.make_model(tasks, "", prior, seed, settings["units"]).to(place.device)
     changed = {"steps": steps, "batch_size": batch_size, "fisher_size": settings["trials"]}
     generator = torch.Generator(device="cpu").manual_seed(seed)
     posterior = OnlinePosterior(
-        model, LaplaceNCL(**{**setup.engine_settings(_METHOD, ""), **changed}), generator=generator
+        model, LaplaceNCL(**{**setup.engine_settings(_METHOD, "", paper=True), **changed}), generator=generator
     )
     for task in tasks:
         place.say(f"{setup.name}: learning {task.name}")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from nclbayes.analysis.drawing import PALETTE
-from nclbayes.engines import LaplaceNCL, Progress
+from nclbayes.engines import PAPER, LaplaceNCL, Progress
 from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.nn import BayesianNetwork, Normal
@@ -74,7 +74,7 @@ def engine_path(problem: ToyProblem, rate: float, steps: int) -> Tensor:
         torch.manual_seed(0)
         linear = nn.Linear(2, 1, bias=False, device="cpu", dtype=torch.float64)
     first, second = problem.tasks()
-    settings: dict[str, Any] = {"batch_size": 2, "fisher": "exact"}
+    settings: dict[str, Any] = {**PAPER, "batch_size": 2, "fisher": "exact"}
     # Rate and momentum with which gradient descent on l_1 converges fastest; lr is for the mean over two examples.
     low, high = torch.linalg.eigvalsh(problem.Q_1).sqrt().tolist()
     rate_1, momentum = (2 / (high + low)) ** 2, ((high - low) / (high + low)) ** 2

@@ -1,0 +1,186 @@
+"""A search for settings, from pilot tasks to an engine and a prior."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nclbayes import priors
+from nclbayes.analysis.evaluation import Metric
+from nclbayes.data.checking import number, shown, whole_number
+from nclbayes.data.task import Task
+from nclbayes.engines.base import Engine
+from nclbayes.engines.checkpoint import identity
+from nclbayes.errors import FileError, SettingError
+from nclbayes.nn import BayesianNetwork
+from nclbayes.posterior import OnlinePosterior
+from nclbayes.posterior.joining import few_examples
+from nclbayes.posterior.saving import describe
+from nclbayes.storage import Misfit, fitted, parsed, refused, write_text
+from nclbayes.storage.locking import sole_use
+from nclbayes.storage.reading import opened
+from nclbayes.tuning.pilot import Pilot, held_out
+from nclbayes.tuning.ranges import Plan, Range, ranges_of
+from nclbayes.tuning.trials import search
+from nclbayes.watch.run import Model
+
+# In bytes.
+_LARGEST_SEARCH = 1_000_000
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search found.
+
+    Attributes:
+        engine: The engine with the best values.
+        prior: The prior of the best scale, if one was sought; None: the model's own.
+        values: The best values, by name.
+        score: What they reached on the held-out examples.
+        trials: Every value that was tried, with its score; None where learning diverged.
+    """
+
+    engine: Engine
+    prior: Any
+    values: Mapping[str, float]
+    score: float
+    trials: Sequence[Mapping[str, Any]]
+
+
+def tune(
+    model: Model,
+    tasks: Sequence[Task],
+    engine: Engine,
+    ranges: Mapping[str, tuple[float, float]] | Sequence[Range] | None = None,
+    *,
+    share: float = 0.2,
+    trials: int | None = None,
+    sampler: str = "grid",
+    metric: Metric | None = None,
+    num_samples: int | None = None,
+    prior: Callable[[float], Any] = priors.scaled,
+    learner: type[OnlinePosterior] = OnlinePosterior,
+    learner_settings: Mapping[str, Any] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Tuning:
+    """Seek settings on pilot tasks, the first ones of a stream, say: each trial learns all of them.
+
+    A share of each task's training examples is held out. What counts is how well those of all tasks are predicted after
+    the last: the share of right classes, or the mean log likelihood where there are none. Test data are not looked at.
+
+    Args:
+        model: The model. Only for a :class:`~nclbayes.BayesianNetwork` a prior scale can be sought.
+        tasks: The pilot tasks, of tensors, data sets or samplers.
+        engine: The engine; what has no range stays as it is.
+        ranges: What to vary, by name the least and the greatest value: any setting of the engine or the learner that is
+            a number, and "prior_scale". They are searched on a logarithmic scale, on a grid of powers of ten if not
+            said otherwise by a :class:`~nclbayes.tuning.Range`. None: the stiffness, from 20 to 2,000.
+        share: How many examples to hold out.
+        trials: How many values to try; None: the whole grid, or 20.
+        sampler: "grid" or "tpe" (Optuna's tree of Parzen estimators).
+        metric: What counts instead, as for :func:`~nclbayes.evaluate`.
+        num_samples: Predict with so many samples of the weights; None: at the mean.
+        prior: Makes the prior of a scale.
+        learner: The class of the posterior, if one with a memory.
+        learner_settings: Its own settings.
+        folder: Where to keep the trials: the same call goes on there; None: nowhere.
+        jobs: How many trials at a time, each in a process of its own.
+        seed: Decides what is held out, and every draw.
+        say: Called with a line after each trial.
+
+    Returns:
+        The engine and the prior.
+
+    Raises:
+        SettingError: If Optuna is not installed, the engine has no such setting or refuses an end of its range, or a
+            prior is sought for another model.
+        DataError: If a task's data cannot be taken apart.
+        FileError: If the folder cannot be written, holds another search, or another process is at work in it.
+        NonFiniteError: If learning diverged at every value.
+
+    Example:
+        >>> import torch
+        >>> import nclbayes as ncl
+        >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> tasks = [ncl.Task((x, (x[:, k] > 0).long()), name=f"sign {k}") for k in (0, 1)]
+        >>> model = ncl.BayesianNetwork(torch.nn.Linear(2, 2), ncl.Categorical())
+        >>> found = ncl.tune(model, tasks, ncl.LaplaceNCL(steps=20), {"stiffness": (20, 200), "lr": (0.01, 0.1)})
+        >>> sorted(found.values), len(found.trials), found.engine.steps
+        (['lr', 'stiffness'], 4, 20)
+    """
+    share = number("share", share, lambda v: 0 < v < 1, "above 0 and below 1")
+    jobs = whole_number("jobs", jobs)
+    trials = None if trials is None else whole_number("trials", trials)
+    given: object = engine
+    if not isinstance(given, Engine):
+        raise SettingError(f"The engine must be one such as LaplaceNCL(...), not {shown(given)}.")
+    if not tasks:
+        raise SettingError("A search needs at least one pilot task.")
+    pilot = Pilot(
+        model=model,
+        tasks=tuple(held_out(task, share, seed + k) for k, task in enumerate(tasks)),
+        engine=engine,
+        prior=prior,
+        learner=learner,
+        settings=dict(learner_settings or {}),
+        metric=metric,
+        num_samples=num_samples,
+        seed=seed,
+    )
+    plan = Plan(pilot.fitted(ranges_of({"stiffness": (20.0, 2000.0)} if ranges is None else ranges)), trials, sampler)
+    # What the engine refuses is an error before anything is written.
+    for end in plan.ends():
+        pilot.posterior(end)
+    place = None if folder is None else Path(folder)
+    with sole_use(place):
+        if place is not None:
+            _claim(place / "search.json", pilot, plan, share)
+        found = search(pilot, plan, place, jobs, say)
+    scale = found.values.get("prior_scale")
+    return Tuning(
+        engine=pilot.engine_with(found.values),
+        prior=None if scale is None else prior(scale),
+        values=found.values,
+        score=found.score,
+        trials=found.trials,
+    )
+
+
+def _claim(path: Path, pilot: Pilot, plan: Plan, share: float) -> None:
+    """Say what a folder's search is, or refuse one that holds another."""
+    tensors: dict[str, Tensor] = {}
+    for k, task in enumerate(pilot.tasks):
+        batch = few_examples(task, torch.device("cpu"))
+        tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
+    if isinstance(pilot.model, BayesianNetwork):
+        tensors |= {f"initial/{name}": value for name, value in pilot.model.initial_values().items()}
+    about = {
+        "engine": describe(pilot.engine),
+        "learner": [pilot.learner.__name__, dict(pilot.settings)],
+        "tasks": [[task.name, task.size] for task in pilot.tasks],
+        "share": share,
+        "samples": pilot.num_samples,
+        "seed": pilot.seed,
+        "metric": pilot.metric is not None,
+        "plan": asdict(plan),
+        "data and model": identity([], tensors),
+    }
+    text = json.dumps(about, indent=1, default=str) + "\n"
+    if not os.path.lexists(path):
+        write_text(path, text)
+    with opened(path, "search") as (file, _), refused(path, "a search"):
+        found = file.read(_LARGEST_SEARCH)
+        if found != text.encode():
+            if set(fitted(dict[str, Any], parsed(found))) != set(about):
+                raise Misfit("its fields are others")
+            raise FileError(f"'{path.parent}' holds another search: choose another folder, or remove that one.")
