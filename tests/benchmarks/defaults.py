@@ -132,6 +132,7 @@ STREAMS: dict[str, Callable[[], Stream]] = {
     **{f"split-mnist/{s}": partial(of_setup, "split-mnist", s) for s in ("task", "domain", "class")},
     "rotated-mnist": partial(of_setup, "rotated-mnist", count=5),
     "permuted-mnist": partial(of_setup, "permuted-mnist", count=10, fisher_size=10_000),
+    "permuted-mnist/50": partial(of_setup, "permuted-mnist", count=50, fisher_size=10_000),
     "breast-cancer": partial(tabular, _cancer, 1, 5, 2),
     "diabetes": partial(tabular, _diabetes, 2, 4, 0),
     "friedman": partial(tabular, _friedman, 3, 5, 0),
