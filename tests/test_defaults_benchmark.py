@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import nclbayes as ncl
 from tests.benchmarks import defaults
-from tests.benchmarks.defaults import STREAMS, Run, learnt, summary
+from tests.benchmarks.defaults import STREAMS, Run, Stream, learnt, summary
 
 SHORT = {name: STREAMS[name] for name in ("split-digits/class", "breast-cancer", "friedman")}
 
 
+def _short(name: str) -> Stream:
+    stream = SHORT[name]()
+    return replace(stream, settings={**stream.settings, "steps": 12})
+
+
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shortened(name: str) -> Any:
-        stream = STREAMS[name]()
-        return lambda: replace(stream, settings={**stream.settings, "steps": 12})
-
-    monkeypatch.setattr(defaults, "STREAMS", {name: shortened(name) for name in SHORT})
+    monkeypatch.setattr(defaults, "STREAMS", {name: partial(_short, name) for name in SHORT})
 
 
 @pytest.mark.parametrize("stream", SHORT)
@@ -33,5 +36,25 @@ def test_it_is_learnt_in_both_ways_and_not_again(
     assert not any("failed" in result for result in found.values())
     assert stream in summary(found)
     assert "0.3" in summary(found)
-    monkeypatch.setattr(Run, "learn", lambda self: pytest.fail("learnt again"))
+    monkeypatch.setattr(Run, "learn", lambda self, folder: pytest.fail("learnt again"))
     assert str(learnt(tmp_path, runs)) == str(found)
+
+
+def test_a_run_that_was_stopped_goes_on_after_the_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, update, seen = Run("breast-cancer", "laplace", "auto", 0), ncl.OnlinePosterior.update, []
+
+    def stopping(self: ncl.OnlinePosterior, task: ncl.Task, **rest: Any) -> Any:
+        seen.append(task.name)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return update(self, task, **rest)
+
+    monkeypatch.setattr(ncl.OnlinePosterior, "update", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run.learn(tmp_path)
+    found = run.learn(tmp_path)
+    assert seen == [f"part {k}" for k in (0, 1, 2, 2, 3, 4)]
+    monkeypatch.undo()
+    whole = Run("breast-cancer", "laplace", "auto", 0)
+    monkeypatch.setattr(defaults, "STREAMS", {"breast-cancer": lambda: _short("breast-cancer")})
+    assert {**found, "seconds": 0} == {**whole.learn(), "seconds": 0}

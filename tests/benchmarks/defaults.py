@@ -12,9 +12,8 @@ import argparse
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import torch
 from torch import nn
 
 import nclbayes as ncl
-from nclbayes.analysis.evaluation import Metric
+from nclbayes.analysis.evaluation import Metric, among_seen
 from nclbayes.engines import PAPER
 from nclbayes.errors import NCLError
 from nclbayes.experiments import find_setup
@@ -158,8 +157,8 @@ class Run:
     way: str
     seed: int
 
-    def learn(self) -> dict[str, Any]:
-        """Learn it; what came out, in plain values."""
+    def learn(self, folder: Path | None = None) -> dict[str, Any]:
+        """Learn it; what came out, in plain values. In a folder the same call goes on after the last task learnt."""
         stream = STREAMS[self.stream]()
         tasks = stream.tasks(self.seed)
         torch.manual_seed(self.seed)
@@ -171,34 +170,33 @@ class Run:
         told = {k: v for k, v in stream.settings.items() if k != "fisher"} if is_auto else {**PAPER, **stream.settings}
         engine = ENGINES[self.engine](**told)
         posterior = ncl.OnlinePosterior(model, engine, generator=torch.Generator().manual_seed(self.seed))
-        started, reports = time.perf_counter(), []
+        found: dict[str, Any] = {"seconds": [], "steps": [], "stiffness": [], "lr": []}
+        kept = None if folder is None else folder / "-".join(map(str, astuple(self))).replace("/", "-")
+        if kept is not None and (kept / "found.json").exists():
+            posterior = ncl.OnlinePosterior.load(kept / "posterior.ncl", model)
+            # The file of the posterior may be one task ahead.
+            found = json.loads((kept / "found.json").read_text())
+            for values in found.values():
+                values += [None] * (len(posterior.tasks) - len(values))
         try:
-            for task in tasks:
-                reports.append(posterior.update(task, progress=False))
+            for task in tasks[len(posterior.tasks) :]:
+                report = posterior.update(task, progress=False)
+                for name, values in found.items():
+                    values.append(getattr(report, name))
+                if kept is not None:
+                    kept.mkdir(exist_ok=True)
+                    posterior.save(kept / "posterior.ncl")
+                    (kept / "found.json").write_text(json.dumps(found))
         except NCLError as error:
             return {"failed": f"{type(error).__name__}: {error}"}
-        seconds = time.perf_counter() - started
-        last = tasks[-1].context
-        seen = [_as_asked_last(task, last) for task in tasks]
-        found: dict[str, Any] = {
-            "seconds": seconds,
-            "steps": [report.steps for report in reports],
-            "stiffness": [report.stiffness for report in reports],
-            "lr": [report.lr for report in reports],
-        }
+        found["seconds"] = sum(filter(None, found["seconds"]))
+        seen = [among_seen(task, tasks[-1]) for task in tasks]
         for name, samples in (("mean", None), ("samples", SAMPLES)):
             scores = ncl.evaluate(posterior, seen, num_samples=samples, metric=stream.metric)
             for measure in ("accuracy", "loss", "calibration_error"):
                 found[f"{name} {measure}"] = statistics.fmean(getattr(score, measure) for score in scores)
             found[f"{name} each"] = [score.accuracy if stream.has_accuracy else score.loss for score in scores]
         return found
-
-
-def _as_asked_last(task: ncl.Task, last: Mapping[str, Any]) -> ncl.Task:
-    """A task's test data, among all classes that have been seen."""
-    if "active" not in last:
-        return task
-    return ncl.Task(task.train, task.test, name=task.name, context={**task.context, "active": last["active"]})
 
 
 def learnt(out: Path, runs: Iterable[Run]) -> dict[Run, dict[str, Any]]:
@@ -209,7 +207,7 @@ def learnt(out: Path, runs: Iterable[Run]) -> dict[Run, dict[str, Any]]:
         found[Run(**entry["run"])] = entry["result"]
     for run in runs:
         if run not in found:
-            found[run] = run.learn()
+            found[run] = run.learn(out)
             with path.open("a") as file:
                 file.write(json.dumps({"run": run.__dict__, "result": found[run]}) + "\n")
             print(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import nclbayes as ncl
-from nclbayes.engines import Engine
+from nclbayes.engines import PAPER, Engine
 from nclbayes.methods import (
     EWC,
     GPM,
@@ -111,7 +111,7 @@ def _draw_engine(case: Case, rng: random.Random, odd: bool) -> None:
     kind = rng.choice(ENGINES)
     settings: dict[str, Any] = {"steps": rng.randint(1, 5), "batch_size": rng.choice([1, 4, 16])}
     if kind in (ncl.LaplaceNCL, ncl.VariationalNCL) and rng.random() < 0.5:
-        settings |= dict.fromkeys(("stiffness", "likelihood_weight", "schedule", "enough"), "auto")
+        settings |= PAPER
     if odd:
         name = rng.choice([f.name for f in fields_of(kind)])
         value = rng.choice(ODD_NUMBERS if rng.random() < 0.8 else ODD_THINGS)
