@@ -247,7 +247,7 @@ class _Place:
         return settings.firmness / 2**self.halvings
 
     def softens(self, least: float, total: int) -> bool:
-        """Halve the stiffness, if it is time to, and doing so has paid; returns whether it was halved."""
+        """Halve the stiffness, if it is time to and the last two times were not both in vain; returns whether."""
         is_time = self.step > _FIRST and self.step in {total * tenth // 10 for tenth in _TENTHS}
         if self.learnt or self.misses == _MISSES or not is_time:
             return False

@@ -39,7 +39,8 @@ class EngineSettings:
     """What all engines have in common; defaults are the paper's for feedforward networks.
 
     Laplace-NCL and variational NCL themselves decide what can be decided for each task: there `schedule`,
-    `likelihood_weight`, `stiffness` and `enough` are "auto". ``LaplaceNCL(**PAPER)`` takes the paper's steps.
+    `likelihood_weight`, `stiffness` and `enough` are "auto", and for the former `fisher_samples`.
+    ``LaplaceNCL(**PAPER)`` takes the paper's steps.
 
     Attributes:
         steps: How many steps to take for each task; None to count epochs instead.
@@ -61,7 +62,8 @@ class EngineSettings:
         stiffness: How firmly to hold on to what earlier tasks have learnt: a direction of the weights that they used as
             much as the mean one is learnt so many times more slowly than a free one. Only the directions of the
             precision count then, and neither the width of the prior nor the number of examples. "auto": 200; and from
-            a fifth of the steps on, every tenth of them, half as many, while the task is not learnt and that pays.
+            a fifth of the steps on, every tenth of them, half as many, until the task is learnt, or that has not paid
+            twice in a row.
             None: steps are those of the precision itself, as in the paper, where a wide prior makes used directions
             stiff.
         enough: Training of a task ends when so large a share of the deviance is gone with which it began: of what its
@@ -133,7 +135,8 @@ class EngineSettings:
         self._require("alpha", lambda v: 0 <= v <= 1e100, "at least 0 and at most 1e100")
         if not (self.schedule is None or _is_auto(self.schedule) or callable(self.schedule)):
             raise SettingError(
-                f'schedule must be a function of the fraction of steps done, or "auto", not {shown(self.schedule)}.'
+                'schedule must be a function of the fraction of steps done, or "auto", or None, not '
+                f"{shown(self.schedule)}."
             )
         self._require("retention", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._require("momentum", lambda v: 0 <= v < 1, "at least 0 and below 1")

@@ -21,8 +21,8 @@ class StableRate:
     """The learning rate up to which steps do not grow, measured again and again while the weights move.
 
     On a quadratic, ``M <- rho M + P g``, ``theta <- theta - lr M`` is stable while lr times the largest eigenvalue of
-    P F is below 2 (1 + rho). That eigenvalue is at most the sum of those of the blocks, F being the Fisher of an
-    example. The rate is held where lr times the sum is 1.
+    P (F + Lambda / N) is below 2 (1 + rho). That eigenvalue is at most the sum of those of P F over the blocks, F being
+    the Fisher of an example, and the largest of the pull's. The rate is held where lr times that is 1.
 
     Args:
         engine: The engine; with any schedule but "auto" nothing is measured, and every rate is allowed.
@@ -83,5 +83,6 @@ class StableRate:
         accumulator.update(batch)
         fishers = accumulator.factors(1.0)
         curvature = sum(steps.curvature(fishers[steps.name]) for steps in self._blocks if steps.name in fishers)
+        curvature += max(steps.pull for steps in self._blocks)
         self._limit = 1 / curvature if curvature > 0 else math.inf
         self.least = min(self.least, self._limit)

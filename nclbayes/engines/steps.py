@@ -92,6 +92,11 @@ class BlockSteps:
         assert isinstance(self._preconditioner, Elementwise)
         return float((self._preconditioner.weights * fisher.diagonal).sum())
 
+    @property
+    def pull(self) -> float:
+        """The largest eigenvalue of the pull, lambda (tau / N) P Lambda."""
+        return self._pull * self._preconditioner.pull_strength if self._pull else 0.0
+
     def direction(self, gradient: Gradient, examples: int) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).
 

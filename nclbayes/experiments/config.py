@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nclbayes.errors import FileError, SettingError
-from nclbayes.experiments.setup import Prior, paper_steps
+from nclbayes.experiments.setup import Prior, decides, paper_steps
 from nclbayes.experiments.setups import find_setup
 from nclbayes.methods import METHODS, find_method
 from nclbayes.posterior.saving import fitted_learner, fitted_settings
@@ -173,6 +173,8 @@ class RunConfig:
         Prior(self.prior, self.prior_scale)
         if self.active not in ("all", "seen") or (self.active == "seen" and self.scenario != "class"):
             raise SettingError(f"active is '{self.active}'; choose all, or in the scenario class seen.")
+        if self.active == "seen" and self.shuffle:
+            raise SettingError("With active='seen' the classes come in their order: leave out shuffle.")
         if not 0 <= self.seed < 2**63:
             raise SettingError(f"The seed must lie from 0 to 2^63 - 1, not at {self.seed}.")
         for name in ("size", "tasks", "num_samples", "units"):
@@ -183,7 +185,7 @@ class RunConfig:
 
 def _upgraded(config: RunConfig, version: int) -> RunConfig:
     """What a configuration of an earlier format means: what it does not say was as in the paper."""
-    if version > 1 or config.method not in METHODS:
+    if version > 1 or config.method not in METHODS or not decides(config.method):
         return config
     return replace(config, settings={**paper_steps(config.method), **config.settings})
 

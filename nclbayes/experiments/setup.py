@@ -136,7 +136,7 @@ class Setup:
         Returns:
             The prior.
         """
-        if _decides(method) and not paper:
+        if decides(method) and not paper:
             return Prior("scaled", 1.0)
         named = (self.prior_scales.get(name) for name in (method, base_name(method), ""))
         return Prior("normal", next(filter(None, named), {}).get(scenario, 1.0))
@@ -152,10 +152,10 @@ class Setup:
         Returns:
             What it does not leave at its defaults.
         """
-        if _decides(method) and not paper:
+        if decides(method) and not paper:
             return dict(self.settings)
         adam = self.adam if issubclass(find_method(method).engine, AdamEngine) else {}
-        changed = paper_steps(method) if _decides(method) else {}
+        changed = paper_steps(method) if decides(method) else {}
         for name in (base_name(method), f"{base_name(method)}/{scenario}", method, f"{method}/{scenario}"):
             changed |= self.method_settings.get(name, {})
         return {**self.settings, **adam, **changed}
@@ -240,8 +240,15 @@ def paper_steps(method: str) -> dict[str, Any]:
     return {**PAPER, "kronecker_sum": "bound"} if is_variational else dict(PAPER)
 
 
-def _decides(method: str) -> bool:
-    """Whether the method's engine decides itself how firmly to hold on, and with what steps."""
+def decides(method: str) -> bool:
+    """Whether a method's engine decides itself how firmly to hold on, and with what steps.
+
+    Args:
+        method: The method.
+
+    Returns:
+        Whether it does.
+    """
     return find_method(method).engine().stiffness is not None
 
 

@@ -73,6 +73,11 @@ class Elementwise:
         else:
             m.addcmul_(theta - loc, self.pull, value=factor)
 
+    @property
+    def pull_strength(self) -> float:
+        """The largest eigenvalue of P Lambda."""
+        return 1.0 if self.pull is None else float(self.pull.max())
+
 
 @dataclass(frozen=True)
 class TwoSided:
@@ -147,6 +152,11 @@ class TwoSided:
             left, right = self.pull
             m.add_(left @ (theta - loc) @ right, alpha=factor)
 
+    @property
+    def pull_strength(self) -> float:
+        """The largest eigenvalue of P Lambda, of the worst of a stack."""
+        return 1.0 if self.pull is None else float((_radius(self.pull[0]) * _radius(self.pull[1])).max())
+
 
 Preconditioner = Elementwise | TwoSided
 
@@ -196,6 +206,14 @@ def _largest(first: Tensor | None, second: Tensor) -> Tensor:
         vector = vector if left is None else left @ vector
         length = vector.norm(dim=-2, keepdim=True)
     return length[..., 0, 0]
+
+
+def _radius(matrix: Tensor) -> Tensor:
+    """The largest eigenvalue of a matrix whose eigenvalues are positive, for each of a stack, by powers."""
+    vector = torch.ones_like(matrix[..., :1]) + _diagonal(matrix).abs().unsqueeze(-1)
+    for _ in range(_POWERS):
+        vector = matrix @ (vector / vector.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny))
+    return vector.norm(dim=-2)[..., 0]
 
 
 def _norm(matrix: Tensor) -> Tensor:

@@ -99,7 +99,12 @@ class BayesianNetwork(PyroModule):
 
         Returns:
             A new model, which shares the network.
+
+        Raises:
+            SettingError: If it is of a class of your own, which only you can make anew.
         """
+        if type(self) is not BayesianNetwork:
+            raise SettingError(f"{type(self).__name__} is a class of your own: make one with the other prior.")
         return BayesianNetwork(
             self.network, self.likelihood, prior, inputs=self.inputs, mask=self.mask, weight=self.weight
         )

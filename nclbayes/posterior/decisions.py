@@ -32,10 +32,10 @@ def decisions(
     if given.stiffness == "auto":
         if not holds:
             why = "not needed: there was nothing to hold on to"
-        elif history.halvings:
-            why = f"{history.stiffness:g}, halved {history.halvings} times, since the task was not learnt"
         else:
-            why = f"{history.stiffness:g}, with which the task could be learnt"
+            learnt = ": the task was learnt" if history.learnt else ""
+            times = {0: "never", 1: "once", 2: "twice"}.get(history.halvings, f"{history.halvings} times")
+            why = f"{history.stiffness:g}, {times} halved{learnt}"
         found["stiffness"] = why
     if given.likelihood_weight == "auto":
         if not is_first:
@@ -44,6 +44,8 @@ def decisions(
             than = "fewer" if weights <= examples else "more"
             why = f"{weights:,} weights, {than} than the {examples:,.0f} examples"
         found["likelihood_weight"] = f"{float(settled.likelihood_weight):.3g}: {why}"
+    if given.fisher_samples == "auto":
+        found["fisher_samples"] = f"{settled.fisher_samples}, of {examples:,.0f} examples"
     if given.schedule == "auto":
         limited = outcome.least_rate < given.lr
         found["lr"] = f"{min(given.lr, outcome.least_rate):.3g}" + (

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from nclbayes.analysis.evaluation import Metric, among_seen, evaluate, right_or_likely
+from nclbayes.data.checking import number
 from nclbayes.data.sources import is_finite, length_of, pick
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
@@ -149,6 +150,7 @@ def held_out(task: Task, share: float, seed: int = 0) -> Task:
         >>> task.size, len(task.test[0])
         (8, 2)
     """
+    share = number("share", share, lambda v: 0 < v < 1, "above 0 and below 1")
     generator, source = torch.Generator().manual_seed(seed), task.train
     if not is_finite(source):
         drawn = max(1, min(_MOST_DRAWS, round(share * task.size)))

@@ -103,6 +103,8 @@ def ranges_of(given: Mapping[str, tuple[float, float]] | Sequence[Range]) -> tup
         except (TypeError, ValueError):
             raise SettingError('Ranges are given by name, each by its ends: {"stiffness": (20, 2000)}.') from None
         return tuple(Range(*each) for each in ends)
+    if not all(isinstance(r, Range) for r in given):
+        raise SettingError('Ranges are given by name, each by its ends: {"stiffness": (20, 2000)}.')
     names = [r.name for r in given]
     if len(set(names)) < len(names):
         raise SettingError(f"A setting can have one range only, and these are of {', '.join(names)}.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from nclbayes.storage.locking import sole_use
 from nclbayes.storage.reading import opened
 from nclbayes.tuning.pilot import Pilot, held_out
 from nclbayes.tuning.ranges import Plan, Range, ranges_of
-from nclbayes.tuning.trials import search
+from nclbayes.tuning.trials import needed, search
 from nclbayes.watch.run import Model
 
 # In bytes.
@@ -56,7 +58,7 @@ class Tuning:
 
 def tune(
     model: Model,
-    tasks: Sequence[Task],
+    tasks: Sequence[Task] | Task,
     engine: Engine,
     ranges: Mapping[str, tuple[float, float]] | Sequence[Range] | None = None,
     *,
@@ -80,7 +82,8 @@ def tune(
 
     Args:
         model: The model. Only for a :class:`~nclbayes.BayesianNetwork` a prior scale can be sought.
-        tasks: The pilot tasks, of tensors, data sets or samplers.
+        tasks: The pilot tasks, or one, of tensors, data sets or samplers. Where they say how many classes have been
+            seen, ``context={"active": n}``, all are judged among those that the last one says.
         engine: The engine; what has no range stays as it is.
         ranges: What to vary, by name the least and the greatest value: any setting of the engine or the learner that is
             a number, and "prior_scale". They are searched on a logarithmic scale, on a grid of powers of ten if not
@@ -94,7 +97,8 @@ def tune(
         learner: The class of the posterior, if one with a memory.
         learner_settings: Its own settings.
         folder: Where to keep the trials: the same call goes on there; None: nowhere.
-        jobs: How many trials at a time, each in a process of its own.
+        jobs: How many trials at a time, each in a process of its own; a script that asks for several begins its work
+            under ``if __name__ == "__main__":``, as always with processes in Python.
         seed: Decides what is held out, and every draw.
         say: Called with a line after each trial.
 
@@ -124,6 +128,7 @@ def tune(
     given: object = engine
     if not isinstance(given, Engine):
         raise SettingError(f"The engine must be one such as LaplaceNCL(...), not {shown(given)}.")
+    tasks = [tasks] if isinstance(tasks, Task) else tasks
     if not tasks:
         raise SettingError("A search needs at least one pilot task.")
     pilot = Pilot(
@@ -142,6 +147,7 @@ def tune(
     for end in plan.ends():
         pilot.posterior(end)
     place = None if folder is None else Path(folder)
+    needed()
     with sole_use(place):
         if place is not None:
             _claim(place / "search.json", pilot, plan, share)
@@ -162,25 +168,42 @@ def _claim(path: Path, pilot: Pilot, plan: Plan, share: float) -> None:
     for k, task in enumerate(pilot.tasks):
         batch = few_examples(task, torch.device("cpu"))
         tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
-    if isinstance(pilot.model, BayesianNetwork):
-        tensors |= {f"initial/{name}": value for name, value in pilot.model.initial_values().items()}
+    if isinstance(pilot.model, torch.nn.Module):
+        # The priors of a BayesianNetwork are among its buffers.
+        held = (*pilot.model.named_parameters(), *pilot.model.named_buffers())
+        tensors |= {f"model/{name}": value.detach() for name, value in held}
+    likelihood = repr(pilot.model.likelihood) if isinstance(pilot.model, BayesianNetwork) else ""
     about = {
-        "engine": describe(pilot.engine),
+        "model": [_named(pilot.model), likelihood],
+        "engine": {**describe(pilot.engine), "schedule": _named(pilot.engine.schedule)},
         "learner": [pilot.learner.__name__, dict(pilot.settings)],
-        "tasks": [[task.name, task.size] for task in pilot.tasks],
+        "tasks": [[task.name, task.size, repr(task.context)] for task in pilot.tasks],
         "share": share,
         "samples": pilot.num_samples,
         "seed": pilot.seed,
-        "metric": pilot.metric is not None,
+        "metric": _named(pilot.metric),
+        "prior": _named(pilot.prior),
         "plan": asdict(plan),
         "data and model": identity([], tensors),
     }
-    text = json.dumps(about, indent=1, default=str) + "\n"
+    text = json.dumps(about, indent=1) + "\n"
     if not os.path.lexists(path):
         write_text(path, text)
     with opened(path, "search") as (file, _), refused(path, "a search"):
         found = file.read(_LARGEST_SEARCH)
         if found != text.encode():
-            if set(fitted(dict[str, Any], parsed(found))) != set(about):
-                raise Misfit("its fields are others")
+            if "plan" not in fitted(dict[str, Any], parsed(found)):
+                raise Misfit("it has no plan, as those of earlier versions have none")
             raise FileError(f"'{path.parent}' holds another search: choose another folder, or remove that one.")
+
+
+def _named(thing: object) -> object:
+    """What can be said of a function in a file: where it is from, and the arguments that it was given before."""
+    if isinstance(thing, partial):
+        return [_named(thing.func), repr(thing.args), repr(thing.keywords)]
+    if callable(thing):
+        kind = thing if hasattr(thing, "__qualname__") else type(thing)
+        code = getattr(thing, "__code__", None)
+        lines = [] if code is None else [hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()]
+        return [f"{kind.__module__}.{kind.__qualname__}", *lines]
+    return thing

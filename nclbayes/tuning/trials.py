@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,14 +67,30 @@ def search(pilot: Pilot, plan: Plan, folder: Path | None, jobs: int, say: Say) -
             trials.collect()
         return trials.result()
     threads = max(1, torch.get_num_threads() // jobs)
-    with ExitStack() as stack:
+    _check_transport(pilot)
+    context = torch.multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, context, _begin_work, (pilot, threads))
+
+    def submit(values: Mapping[str, float]) -> _Pending:
         with kept_from_children():
-            pool = stack.enter_context(_pool(jobs, pilot, threads))
+            return _Pending(pool.submit(_score, dict(values)))
+
+    try:
         while trials.left or trials.running:
             while trials.left and len(trials.running) < jobs:
-                trials.start(lambda values: pool.apply_async(_score, (dict(values),)))
+                trials.start(submit)
             time.sleep(0.1)
             trials.collect()
+    except BrokenProcessPool as error:
+        raise SettingError(
+            "A process of the search ended before its work did, or could not begin: in a script, begin the work under "
+            '`if __name__ == "__main__":`; define functions and classes in a module; or search with jobs=1.'
+        ) from error
+    finally:
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
     return trials.result()
 
 
@@ -155,6 +173,19 @@ class _Trials:
 
 
 @dataclass(frozen=True)
+class _Pending:
+    """A result that another process will have."""
+
+    future: Future[float | None]
+
+    def ready(self) -> bool:
+        return self.future.done()
+
+    def get(self) -> float | None:
+        return self.future.result()
+
+
+@dataclass(frozen=True)
 class _Done:
     """A result that is there already."""
 
@@ -171,10 +202,10 @@ class _Done:
 _PILOT: list[Pilot] = []
 
 
-def _pool(jobs: int, pilot: Pilot, threads: int) -> Any:
-    context = torch.multiprocessing.get_context("spawn")
+def _check_transport(pilot: Pilot) -> None:
+    """Refuse what cannot be handed to another process."""
     try:
-        return context.Pool(jobs, _begin_work, (pilot, threads))
+        ForkingPickler.dumps(pilot)
     except Exception as error:
         raise SettingError(
             f"The model, the tasks, the engine or the metric cannot be handed to another process ({error}): define "
@@ -210,6 +241,15 @@ def _study(optuna: Any, folder: Path | None) -> optuna.Study:
     # Another stream each time that a search goes on: the same one would propose the same values again.
     study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)))
     return study
+
+
+def needed() -> None:
+    """Refuse to begin without what a search needs.
+
+    Raises:
+        SettingError: If Optuna is not installed.
+    """
+    _optuna()
 
 
 def _optuna() -> Any:

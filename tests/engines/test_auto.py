@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -240,14 +241,20 @@ def test_the_report_says_what_was_decided_and_why() -> None:
         "steps": f"{first.steps} of 1000, as 97% of the deviance was gone",
         "stiffness": "not needed: there was nothing to hold on to",
         "likelihood_weight": f"{10 * WEIGHTS / 40:.3g}: {WEIGHTS} weights, more than the 40 examples",
+        "fisher_samples": "30, of 40 examples",
         "lr": "0.1",
     }
+    again = posterior.update(separable(1), progress=False)
+    assert again.decisions["stiffness"] == "200, never halved: the task was learnt"
     x = separable(1).train[0]
     other = ncl.Task((x, (x[:, 0] < 0).long()), name="the other way round")
     second = posterior.update(other, progress=False, engine=ncl.VariationalNCL(steps=20))
     assert second.decisions["likelihood_weight"] == f"{first.likelihood_weight:.3g}: as for the first task"
     assert second.decisions["steps"] == "20 of 20: less of the deviance went"
-    assert "halved" in second.decisions["stiffness"]
+    assert (
+        second.decisions["stiffness"]
+        == f"{second.stiffness:g}, {round(math.log2(200 / second.stiffness))} times halved"
+    )
     assert not posterior.update(separable(2), progress=False, engine=laplace(steps=3)).decisions
 
 

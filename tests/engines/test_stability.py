@@ -95,3 +95,27 @@ def test_what_diverges_with_the_step_of_the_paper() -> None:
     task = ncl.Task((x, x @ torch.randn(20, 1)), name="a slope")
     with pytest.raises(NonFiniteError):
         ncl.OnlinePosterior(model, laplace(steps=150)).update(task, progress=False)
+
+
+@pytest.mark.parametrize("settings", [{}, {"prior_weight": 3.0}])
+def test_the_pull_of_the_prior_does_not_make_steps_diverge(settings: dict[str, float]) -> None:
+    """A narrow prior and few examples, whose curvature is small beside the prior's."""
+    x = torch.eye(20, 60)
+    model = ncl.BayesianNetwork(nn.Linear(60, 1), ncl.Normal(0.5), prior=ncl.priors.scaled(0.1))
+    task = ncl.Task((x, torch.ones(20, 1)), name="sparse")
+    with pytest.raises(NonFiniteError):
+        ncl.OnlinePosterior(model, laplace(steps=300, **settings)).update(task, progress=False)
+    report = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=300, **settings)).update(task, progress=False)  # type: ignore[arg-type]
+    assert report.lr <= 3 * 20 / (60 / 0.1**2) / settings.get("prior_weight", 1.0)
+
+
+def test_the_pull_is_measured_where_it_is_preconditioned_too() -> None:
+    """P Lambda by dense algebra, of a map and of single weights."""
+    left, right = positive(3, 0) @ positive(3, 1), positive(4, 2) @ positive(4, 3)
+    found = TwoSided(positive(3, 4), positive(4, 5), (left, right)).pull_strength
+    largest = [float(torch.linalg.eigvals(side).real.max()) for side in (left, right)]
+    assert found == pytest.approx(largest[0] * largest[1], rel=1e-2)
+    assert TwoSided(left, right, None).pull_strength == 1.0
+    weights = torch.rand(3, 4)
+    assert Elementwise(weights, 2 * weights).pull_strength == pytest.approx(2 * float(weights.max()))
+    assert Elementwise(weights, None).pull_strength == 1.0

@@ -16,7 +16,7 @@ from nclbayes.errors import FileError, NCLError, NonFiniteError, SettingError
 from nclbayes.experiments import SETUPS, RunConfig, compare, find_setup, run, run_all
 from nclbayes.experiments.comparison import ComparisonError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
-from nclbayes.experiments.runs import reopen, reopen_each
+from nclbayes.experiments.runs import claim_folder, reopen, reopen_each
 from nclbayes.storage.locking import sole_use
 
 pytest.importorskip("sklearn")
@@ -295,3 +295,25 @@ def test_with_one_head_over_all_classes_earlier_tasks_are_asked_among_all_that_w
     for wrong in ({"active": "some"}, {"active": "seen", "scenario": "domain"}, {"prior": "flat"}):
         with pytest.raises(SettingError, match=r"active|prior"):
             replace(asked, **wrong).check()
+
+
+@pytest.mark.parametrize(("method", "paper"), [("ewc", False), ("owm", True), ("laplace-ncl", True)])
+def test_a_run_of_before_goes_on_by_the_same_command(method: str, paper: bool, tmp_path: Path) -> None:
+    asked = RunConfig.of("split-digits", method, settings={"steps": 2}, tasks=2, paper=paper)
+    asked.save(tmp_path / "config.json")
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["settings"] = {k: v for k, v in values["settings"].items() if k not in PAPER}
+    for name in ("prior", "active"):
+        del values[name]
+    (tmp_path / "config.json").write_text(json.dumps({**values, "format": 1}))
+    (tmp_path / "record.json").write_text("{}")
+    claim_folder(tmp_path, asked)
+    with pytest.raises(FileError, match="another configuration"):
+        claim_folder(tmp_path, replace(asked, seed=1))
+
+
+def test_classes_that_come_in_another_order_are_not_counted_as_seen() -> None:
+    asked = RunConfig.of("split-digits", "laplace-ncl", "class", shuffle=True)
+    assert asked.active == "all"
+    with pytest.raises(SettingError, match="leave out shuffle"):
+        replace(asked, active="seen").check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,11 @@ def test_a_search_goes_on_in_its_folder_and_in_no_other(tmp_path: Path, monkeypa
         {"seed": 1},
         {"share": 0.3},
         {"trials": 2},
+        {"model": classifier().with_prior(dist.Normal(0.0, 3.0))},
+        {"metric": lambda predicted, batch: batch[-1].double()},
+        {"prior": lambda scale: dist.Normal(0.0, scale)},
+        {"engine": ncl.LaplaceNCL(steps=3, schedule=lambda done: 1.0)},
+        {"tasks": [ncl.Task(task.train, name=task.name, context={"head": 0}) for task in pilots()]},
     ):
         changed = {"model": classifier(), "tasks": pilots(), "engine": engine, **other}
         with pytest.raises(FileError, match="holds another search"):
@@ -164,6 +171,21 @@ def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert sorted(map(str, one.trials)) == sorted(map(str, two.trials))
 
 
+@pytest.mark.slow
+def test_a_process_that_cannot_begin_ends_the_search(tmp_path: Path) -> None:
+    """A script that searches as soon as it is imported."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, nclbayes as ncl\n"
+        "x = torch.randn(20, 2)\n"
+        "model = ncl.BayesianNetwork(torch.nn.Linear(2, 2), ncl.Categorical())\n"
+        "ncl.tune(model, ncl.Task((x, (x[:, 0] > 0).long()), name='a'), ncl.LaplaceNCL(steps=2), jobs=2)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "could not begin" in done.stderr
+
+
 def test_what_cannot_be_handed_to_another_process_is_said() -> None:
     with pytest.raises(SettingError, match="cannot be handed to another process"):
         ncl.tune(classifier(), pilots(), ncl.LaplaceNCL(steps=3), metric=lambda p, b: b[-1].double(), jobs=2)
@@ -176,6 +198,7 @@ def test_what_cannot_be_handed_to_another_process_is_said() -> None:
         ({"ranges": {"lr": 1.0}}, "each by its ends"),
         ({"ranges": {"lr": (0.1, 0.01)}}, "0 < low <= high"),
         ({"ranges": {}}, "name a range"),
+        ({"ranges": ["lr"]}, "each by its ends"),
         ({"ranges": {"momentum": (0.5, 5.0)}}, "momentum must be at least 0 and below 1"),
         ({"ranges": {"kronecker_sum": (1.0, 2.0)}}, "kronecker_sum"),
         ({"sampler": "random"}, "choose 'grid' or 'tpe'"),
