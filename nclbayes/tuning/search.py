@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -204,6 +205,10 @@ def _named(thing: object) -> object:
     if callable(thing):
         kind = thing if hasattr(thing, "__qualname__") else type(thing)
         code = getattr(thing, "__code__", None)
-        lines = [] if code is None else [hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()]
-        return [f"{kind.__module__}.{kind.__qualname__}", *lines]
+        if code is not None:
+            # An address is another one in the next process.
+            constants = re.sub(r" at 0x\w+", "", repr(code.co_consts))
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            return [name, hashlib.sha256(code.co_code + constants.encode()).hexdigest()]
+        return [f"{kind.__module__}.{kind.__qualname__}"]
     return thing
