@@ -76,13 +76,41 @@ def can_be_certain(observed: Mapping[str, Observed]) -> bool:
     Returns:
         Whether that holds for all of them.
     """
+    return all(getattr(_base(site), "has_enumerate_support", False) for site in observed.values())
+
+
+def guess_loss(observed: Mapping[str, Observed]) -> float:
+    """What a guess loses: the negative log probability of targets if every value that they may have is as likely.
+
+    Args:
+        observed: The observed sites of a run.
+
+    Returns:
+        Their sum; 0 where targets cannot be certain, or their values cannot be counted.
+    """
+    if not can_be_certain(observed):
+        return 0.0
+    total = 0.0
     for site in observed.values():
-        distribution: Any = site.fn
-        while hasattr(distribution, "base_dist"):
-            distribution = distribution.base_dist
-        if not getattr(distribution, "has_enumerate_support", False):
-            return False
-    return True
+        base, whole = _base(site), site.fn
+        try:
+            values = base.enumerate_support(expand=False)
+        except NotImplementedError:
+            return 0.0
+        # A class that is masked has the probability 0.
+        possible = (base.log_prob(values).exp() > 0).sum(0).clamp(min=1)
+        elements = whole.event_shape.numel() // base.event_shape.numel()
+        lost = (elements * possible.double().log().mean()).expand(whole.batch_shape)
+        total += float(scale_and_mask(lost, site.scale, site.mask).sum())
+    return total
+
+
+def _base(site: Observed) -> Any:
+    """A site's distribution without what expands, masks or groups it."""
+    distribution: Any = site.fn
+    while hasattr(distribution, "base_dist"):
+        distribution = distribution.base_dist
+    return distribution
 
 
 def objective(observed: Mapping[str, Observed]) -> Tensor:

@@ -168,8 +168,8 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
                     loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
             place.advance(step, loss)
             if settings.enough is not None:
-                place.look(float(settings.enough), problem.least)
-            if settings.stiffness == "auto" and problem.priors and place.softens(problem.least, total):
+                place.look(float(settings.enough), problem)
+            if settings.stiffness == "auto" and problem.priors and place.softens(problem, total):
                 _hold(stepper, place.firmness(settings))
             held = {"stiffness": f"{place.firmness(settings):g}"} if settings.stiffness and problem.priors else {}
             bar.advance(loss=f"{place.running:.4g}", **held)
@@ -246,27 +246,34 @@ class _Place:
         """How firmly earlier tasks are held."""
         return settings.firmness / 2**self.halvings
 
-    def softens(self, least: float, total: int) -> bool:
+    def deviance(self, problem: Problem) -> float:
+        """What a task is measured by: what an example lost at the start, or what a guess does, if that is more.
+
+        One that is nearly known when it comes has little to lose.
+        """
+        first = self.losses[:_FIRST]
+        return max(sum(first) / len(first) - problem.least, problem.guess)
+
+    def softens(self, problem: Problem, total: int) -> bool:
         """Halve the stiffness, if it is time to and the last two times were not both in vain; returns whether."""
         is_time = self.step > _FIRST and self.step in {total * tenth // 10 for tenth in _TENTHS}
         if self.learnt or self.misses == _MISSES or not is_time:
             return False
         latest = _latest(self.step)
-        loss, start = sum(self.losses[-latest:]) / latest, sum(self.losses[:_FIRST]) / _FIRST - least
-        pays = self.before is None or self.before - loss > _PAYS * start
+        loss = sum(self.losses[-latest:]) / latest
+        pays = self.before is None or self.before - loss > _PAYS * self.deviance(problem)
         self.before, self.misses = loss, 0 if pays else self.misses + 1
         if self.misses == _MISSES:
             return False
         self.halvings += 1
         return True
 
-    def look(self, enough: float, least: float) -> None:
+    def look(self, enough: float, problem: Problem) -> None:
         """Note whether enough of the deviance is gone."""
         window = _latest(self.step)
         if self.learnt or self.step <= window:
             return
-        start = sum(self.losses[:_FIRST]) / _FIRST - least
-        if sum(self.losses[-window:]) / window - least <= (1 - enough) * start:
+        if sum(self.losses[-window:]) / window - problem.least <= (1 - enough) * self.deviance(problem):
             self.learnt = self.step
 
     def left(self, settings: EngineSettings) -> float:

@@ -15,7 +15,7 @@ from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
-from nclbayes.engines.likelihood import can_be_certain, least_loss, objective
+from nclbayes.engines.likelihood import can_be_certain, guess_loss, least_loss, objective
 from nclbayes.errors import MatrixError, ModelError, PriorError, SettingError, UnsupportedUseError
 from nclbayes.fisher import FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure, prior_state
@@ -41,6 +41,7 @@ class Joined:
         outputs: The observed sites, those of the last part first.
         least: The loss that an example would have if every prediction were right, where the engine asks for it; NaN if
             it is not known.
+        guess: What an example loses if its target is guessed; 0 where that cannot be told.
         certain: Whether its targets can be predicted with certainty, as classes can.
         examples: A few examples of each part of the task.
         allowed: The values that targets of each part may have, where the model knows them.
@@ -53,6 +54,7 @@ class Joined:
     fixed: dict[str, Tensor]
     outputs: tuple[str, ...]
     least: float
+    guess: float
     certain: bool
     examples: tuple[tuple[Any, ...], ...]
     allowed: tuple[AllowedTargets | None, ...]
@@ -103,7 +105,7 @@ def join(
     values: dict[str, Tensor] = {}
     rows: dict[str, float] = {}
     outputs: tuple[str, ...] = ()
-    least, certain = 0.0, True
+    least, guess, certain = 0.0, 0.0, True
     allowed: list[AllowedTargets | None] = []
     needs_priors = engine.retention != 1 or engine.stiffness is not None
     # Drawn once: a loader that can be read once only loses no more than this batch to being looked at.
@@ -118,6 +120,7 @@ def join(
         allowed.append(targets)
         if engine.enough is not None or engine.stiffness == "auto":
             least += least_loss(run.observed) / run.examples / len(task.parts)
+            guess += guess_loss(run.observed) / run.examples / len(task.parts)
         certain = certain and can_be_certain(run.observed)
         counts = rows_of_blocks(run, (state.block for state in states.values()))
         rows |= {name: count / run.examples for name, count in counts.items()}
@@ -134,7 +137,7 @@ def join(
         with of_task(part.name):
             check_fisher(model, to_device(batch, device), part.context, values | learnt, engine)
     fixed = {name: value for name, value in values.items() if name not in learnt}
-    return Joined(states, priors, start, rows, fixed, outputs, least, certain, examples, tuple(allowed))
+    return Joined(states, priors, start, rows, fixed, outputs, least, guess, certain, examples, tuple(allowed))
 
 
 def few_examples(task: Task, device: torch.device) -> tuple[Any, ...]:

@@ -128,6 +128,7 @@ def updated(
             task=task,
             size=float(engine.likelihood_weight) * task.size,
             least=joined.least,
+            guess=joined.guess,
             states=joined.states,
             start=joined.start,
             rows=joined.rows,

@@ -16,7 +16,7 @@ from torch import nn
 
 import nclbayes as ncl
 from nclbayes.engines import PAPER
-from nclbayes.engines.likelihood import can_be_certain
+from nclbayes.engines.likelihood import can_be_certain, guess_loss
 from nclbayes.engines.progress import ProgressBar
 from nclbayes.errors import FileError, SettingError
 from nclbayes.methods import EWC, OWM, DiagonalNCL, LaplaceOWM, PlainTraining
@@ -40,9 +40,9 @@ def regression(noise: float, seed: int = 0) -> tuple[ncl.BayesianNetwork, ncl.Ta
     return ncl.BayesianNetwork(net, ncl.Normal(0.5), prior=ncl.priors.scaled(1.0)), task
 
 
-def ends_where(losses: list[float], enough: float, least: float) -> int:
+def ends_where(losses: list[float], enough: float, least: float, guess: float = 0.0) -> int:
     """The first step at which the mean of the last tenth lies so near to the least."""
-    start = sum(losses[:4]) / 4 - least
+    start = max(sum(losses[:4]) / 4 - least, guess)
     for step in range(6, len(losses) + 1):
         window = max(5, step // 10)
         if sum(losses[step - window : step]) / window - least <= (1 - enough) * start:
@@ -83,7 +83,7 @@ def test_it_goes_on_with_what_the_first_task_was_given(tmp_path: Path) -> None:
 def test_a_task_ends_when_enough_is_learnt(schedule: str | None) -> None:
     engine = ncl.LaplaceNCL(steps=1000, batch_size=40, lr=0.1, schedule=schedule, enough=0.9)
     report = ncl.OnlinePosterior(classifier(prior=100.0), engine).update(separable(), progress=False)
-    learnt = ends_where(report.losses, 0.9, 0.0)
+    learnt = ends_where(report.losses, 0.9, 0.0, math.log(3))
     assert report.stopped_early
     assert report.steps == learnt + (max(5, learnt // 10) if schedule else 0)
 
@@ -200,22 +200,38 @@ def test_engines_decide_themselves_by_default_and_their_relatives_are_the_papers
 
 
 @pytest.mark.parametrize(
-    ("likelihood", "certain"),
+    ("likelihood", "values"),
     [
-        (dist.Categorical(torch.ones(5, 3)), True),
-        (dist.Bernoulli(torch.full((5, 2), 0.5)).to_event(1), True),
-        (dist.OneHotCategorical(torch.ones(5, 3)), True),
-        (dist.Categorical(torch.ones(3)).expand([5]).mask(torch.ones(5, dtype=torch.bool)), True),
-        (dist.Normal(torch.zeros(5, 2), 1.0).to_event(1), False),
-        (dist.Poisson(torch.ones(5)), False),
+        (dist.Categorical(torch.ones(5, 3)), 3),
+        (dist.Categorical(logits=torch.tensor([1.0, -math.inf, 3.0, 2.0]).expand(5, 4)), 3),
+        (dist.Bernoulli(torch.full((5, 2), 0.5)).to_event(1), 2**2),
+        (dist.Bernoulli(torch.tensor(0.5)).expand([5, 2]).to_event(1), 2**2),
+        (dist.OneHotCategorical(torch.ones(5, 3)), 3),
+        (dist.Binomial(4, torch.full((5,), 0.3)), 5),
+        (dist.Categorical(torch.ones(3)).expand([5]).mask(torch.ones(5, dtype=torch.bool)), 3),
+        (dist.Normal(torch.zeros(5, 2), 1.0).to_event(1), None),
+        (dist.Poisson(torch.ones(5)), None),
     ],
 )
-def test_classes_can_be_certain_and_what_has_noise_of_its_own_cannot(likelihood: Any, certain: bool) -> None:
+def test_classes_can_be_certain_and_what_has_noise_of_its_own_cannot(likelihood: Any, values: int | None) -> None:
     with pyro.poutine.trace() as trace:
         pyro.sample("y", likelihood.to_event(0), obs=likelihood.sample())
     site = trace.trace.nodes["y"]
     observed = Observed("y", site["fn"], site["value"], None, 1.0, ())
-    assert can_be_certain({"y": observed}) is certain
+    assert can_be_certain({"y": observed}) is (values is not None)
+    assert guess_loss({"y": observed}) == pytest.approx(5 * math.log(values) if values else 0.0)
+    half = Observed("y", site["fn"], site["value"], torch.tensor([True, True, False, False, False]), 3.0, ())
+    assert guess_loss({"y": half}) == pytest.approx(2 * 3 * math.log(values) if values else 0.0)
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL, ncl.VariationalNCL])
+def test_a_task_that_is_known_already_is_soon_learnt(engine: Any) -> None:
+    posterior = ncl.OnlinePosterior(classifier(), engine(steps=400, batch_size=40, lr=0.1))
+    first = posterior.update(separable(), progress=False)
+    again = posterior.update(separable(), progress=False)
+    assert again.losses[0] < 0.1 * first.losses[0]
+    assert again.steps == 6 + 5 < first.steps
+    assert again.stiffness == 200.0
 
 
 def test_noise_is_not_counted_as_classes_are() -> None:
