@@ -30,7 +30,8 @@ class Problem:
         size: N, how many examples the task's likelihood counts as.
         least: The loss that an example would have if every prediction were right, where the engine asks for it; NaN if
             it is not known.
-        guess: What an example loses if its target is guessed, where the engine asks for it; 0 where that cannot be told.
+        guess: What an example loses if its target is guessed, where the engine asks for it; 0 where that cannot be
+            told.
         states: The Gaussian of each block that the task touches.
         start: Where each of them starts, as a matrix.
         rows: How many rows an example adds to a block's gradient, for blocks that are plain products.

@@ -67,10 +67,9 @@ class EngineSettings:
             None: steps are those of the precision itself, as in the paper, where a wide prior makes used directions
             stiff.
         enough: Training of a task ends when so large a share of the deviance is gone with which it began: of what its
-            loss lies above that of predictions which are all right, or, of a task with classes that is nearly known when
-            it comes, of what a guess among them loses. What a classifier goes on to learn is to be ever surer, and
-            costs what was learnt before. "auto": 0.97, where a task has fewer examples than weights;
-            otherwise never. None: never.
+            loss lies above that of predictions which are all right, or, if that is more, of what a guess among its
+            classes loses. What a classifier goes on to learn is to be ever surer, and costs what was learnt before.
+            "auto": 0.97, where a task has fewer examples than weights; otherwise never. None: never.
         retention: phi, by which the precision that earlier tasks left fades towards the prior before the next task,
             ``Lambda <- phi Lambda + (1 - phi) Lambda_0``, never below it, in the blocks that the task touches. The
             mean stays. 1 keeps everything; less is for streams where the past loses its worth.
