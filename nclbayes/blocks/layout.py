@@ -47,6 +47,12 @@ class KroneckerBlock:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     @property
+    def site_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the block's sites."""
+        found = {self.weight: self.weight_shape}
+        return found if self.bias is None else found | {self.bias: self.bias_shape}
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the block's matrix, (m, n) or (k, m, n); n counts the bias."""
         *stack, a, b = self.view
@@ -156,6 +162,11 @@ class DiagonalBlock:
     def sites(self) -> tuple[str, ...]:
         """The block's only site."""
         return (self.name,)
+
+    @property
+    def site_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The site's shape."""
+        return {self.name: self.shape}
 
     @property
     def size(self) -> int:

@@ -6,17 +6,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from nclbayes.blocks import Block
 from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.task import Task
 from nclbayes.engines.checkpoint import Checkpoint
+from nclbayes.engines.latecomers import meet
 from nclbayes.engines.loop import Callback, History
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.gaussians import State, Structure
+from nclbayes.watch import ModelRun
 from nclbayes.watch.run import Model
 
 
@@ -38,6 +42,7 @@ class Problem:
         trained: Which of these blocks an earlier task has touched.
         priors: The prior of each of those, where the engine asks for it.
         fixed: The values of the other sites that the model meets.
+        late: Which of the blocks were found only when the task had begun.
         device: Where to work.
         generator: Decides every draw.
         progress: Whether to show a bar; None: on a terminal.
@@ -58,6 +63,7 @@ class Problem:
     trained: frozenset[str]
     priors: dict[str, State]
     fixed: dict[str, Tensor]
+    late: frozenset[str]
     device: torch.device
     generator: torch.Generator
     progress: bool | None
@@ -65,6 +71,19 @@ class Problem:
     checkpoint: Checkpoint | None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     allowed: tuple[AllowedTargets | None, ...] = ()
+
+    @cached_property
+    def blocks(self) -> dict[str, Block]:
+        """The blocks that take part, by name."""
+        return {name: state.block for name, state in self.states.items()}
+
+    def meet(self, run: ModelRun) -> None:
+        """See whether a watched run reaches weights that do not take part yet; the task then begins anew with them.
+
+        Args:
+            run: The run.
+        """
+        meet(run, self.blocks, self.fixed)
 
     def check(self, batch: tuple[Any, ...]) -> None:
         """Refuse a batch whose targets have values that they cannot have; where it was drawn, before it is moved.

@@ -56,6 +56,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
             weight = task.example_weight(batch, engine.fisher_size)
             try:
                 run = accumulator.update(to_device(batch, problem.device), weight)
+                problem.meet(run)
             except ValueError as error:
                 if "to satisfy the constraint" not in str(error):
                     raise

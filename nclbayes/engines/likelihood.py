@@ -15,10 +15,11 @@ from nclbayes.blocks import Block
 from nclbayes.engines.base import Problem
 from nclbayes.engines.steps import BlockSteps
 from nclbayes.errors import DataError, ModelError
+from nclbayes.fisher.verify import unseen_use
 from nclbayes.gaussians.gradients import Gradient, RowGradient, rows_of_blocks, uses_by_weight
 from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
-from nclbayes.watch.run import Model, batch_size
+from nclbayes.watch.run import batch_size
 
 
 def log_likelihood(observed: Mapping[str, Observed]) -> Tensor:
@@ -139,15 +140,13 @@ class LogLikelihood:
     """A task's log likelihood as a function of batch and weights; only observed sites are scored.
 
     Args:
-        model: The Pyro model.
-        context: Its keyword arguments.
-        fixed: Values of sites that are not learnt.
+        problem: The task.
     """
 
-    def __init__(self, model: Model, context: Mapping[str, Any], fixed: Mapping[str, Tensor] | None = None) -> None:
-        self._model = model
-        self._context = dict(context)
-        self._fixed = dict(fixed or {})
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        # Whoever has a gradient there has come late.
+        self._fixed = {site: value.detach().requires_grad_() for site, value in problem.fixed.items()}
 
     def __call__(self, batch: tuple[Any, ...], leaves: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor], int]:
         """Value and gradient on a batch.
@@ -160,15 +159,19 @@ class LogLikelihood:
             The summed log likelihood, its gradient by site (zero where it does not depend on a site), and the number of
             examples.
         """
-        recorder = SiteRecorder({**self._fixed, **leaves})
+        problem, values = self._problem, {**self._fixed, **leaves}
+        recorder = SiteRecorder(values)
         with running(batch), torch.enable_grad(), recorder:
-            self._model(*batch, **self._context)
+            problem.model(*batch, **problem.task.context)
         with torch.enable_grad():
             value = objective(recorder.observed)
-        sites = list(leaves)
-        grads = torch.autograd.grad(value, [leaves[site] for site in sites], allow_unused=True)
-        gradient = {site: _or_zero(grad, leaves[site]) for site, grad in zip(sites, grads, strict=True)}
-        return float(value.detach()), gradient, batch_size(batch)
+        found = torch.autograd.grad(value, list(values.values()), allow_unused=True)
+        grads = dict(zip(values, found, strict=True))
+        late = [site for site in self._fixed if grads[site] is not None]
+        if late or recorder.latents.keys() - values.keys():
+            problem.meet(watch(problem.model, batch, values, problem.task.context))
+            raise unseen_use(late[0])
+        return float(value.detach()), {s: _or_zero(grads[s], leaf) for s, leaf in leaves.items()}, batch_size(batch)
 
 
 class BlockLikelihood:
@@ -185,7 +188,7 @@ class BlockLikelihood:
     def __init__(self, problem: Problem, blocks: list[BlockSteps], batch_size: int) -> None:
         self._problem = problem
         self._blocks = blocks
-        self._plain = LogLikelihood(problem.model, problem.task.context, problem.fixed)
+        self._plain = LogLikelihood(problem)
         batch, rows = problem.task.batch_size(batch_size), problem.rows
         self._watched = any(s.name in rows and s.prefers_rows(batch * rows[s.name]) for s in blocks)
 
@@ -204,6 +207,7 @@ class BlockLikelihood:
             return fit, {steps.name: steps.state.block.pack(by_site) for steps in self._blocks}, examples
         problem = self._problem
         run = watch(problem.model, batch, {**problem.fixed, **leaves}, problem.task.context)
+        problem.meet(run)
         value = objective(run.observed)
         return float(value.detach()), block_gradients(value, run, self._blocks), run.examples
 

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
+from nclbayes.blocks import DiagonalBlock, KroneckerBlock
 from nclbayes.data.task import Batches, to_device
 from nclbayes.engines.checkpoint import Checkpoint
+from nclbayes.engines.latecomers import LatecomersError
 from nclbayes.engines.progress import ProgressBar
 from nclbayes.engines.resuming import seek, take_up
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.errors import MatrixError, NonFiniteError, SettingError
+from nclbayes.gaussians.saved import check_layout
 from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import Misfit, fitted, under
@@ -144,7 +147,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     seed = int(torch.randint(2**63 - 1, (), generator=ahead, device=ahead.device))
     noise = torch.Generator().manual_seed(seed ^ _NOISE)
     if checkpoint is not None:
-        place = _resume(checkpoint, stepper, batches, generator, noise, total)
+        place = _resume(checkpoint, stepper, problem, batches, noise, total)
         if place.halvings:
             _hold(stepper, place.firmness(settings))
     show = sys.stderr.isatty() if problem.progress is None else problem.progress
@@ -176,7 +179,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
             _call(problem.callbacks, Progress(step, total, loss, partial(_copies, stepper)), task.name)
             if checkpoint is not None and step % checkpoint.every == 0 and step < total:
                 place.seconds = earlier + time.perf_counter() - started
-                _snapshot(checkpoint, place, stepper, batches, generator, noise)
+                _snapshot(checkpoint, place, stepper, problem, batches, noise)
     seconds = earlier + time.perf_counter() - started
     return History(
         losses=place.losses,
@@ -309,14 +312,15 @@ class _Snapshot:
     """The schema of a snapshot's settings."""
 
     place: _Place
+    late: dict[str, KroneckerBlock | DiagonalBlock]
 
 
 def _snapshot(
     checkpoint: Checkpoint,
     place: _Place,
     stepper: Stepper,
+    problem: Problem,
     batches: Batches,
-    generator: torch.Generator,
     noise: torch.Generator,
 ) -> None:
     held = stepper.tensors()
@@ -324,15 +328,16 @@ def _snapshot(
         return  # The next step will say what went wrong; a snapshot of it would help nobody.
     tensors = {f"stepper.{name}": tensor for name, tensor in held.items()}
     tensors |= {f"batches.{name}": tensor for name, tensor in batches.place().items()}
-    states = {"generator": generator.get_state(), "noise": noise.get_state()}
-    checkpoint.save(tensors | states, {"place": asdict(place)})
+    states = {"generator": problem.generator.get_state(), "noise": noise.get_state()}
+    late = {name: asdict(problem.blocks[name]) for name in sorted(problem.late)}
+    checkpoint.save(tensors | states, {"place": asdict(place), "late": late})
 
 
 def _resume(
     checkpoint: Checkpoint,
     stepper: Stepper,
+    problem: Problem,
     batches: Batches,
-    generator: torch.Generator,
     noise: torch.Generator,
     total: int,
 ) -> _Place:
@@ -341,8 +346,16 @@ def _resume(
         if found is None:
             return _Place()
         tensors, settings = found
-        place: _Place = fitted(_Snapshot, settings).place
+        snapshot: _Snapshot = fitted(_Snapshot, settings)
+        place = snapshot.place
         place.check(total)
+        if snapshot.late.keys() != problem.late:
+            for name, block in snapshot.late.items():
+                check_layout(name, block)
+                for site, shape in block.site_shapes.items():
+                    if site not in problem.fixed or tuple(problem.fixed[site].shape) != shape:
+                        raise Misfit(f"there is no site '{site}' of {shape} that could have come late")
+            raise LatecomersError(snapshot.late, kept=True)
         for name in ("generator", "noise"):
             if name not in tensors:
                 raise Misfit(f"the tensor '{name}' is missing")
@@ -350,8 +363,8 @@ def _resume(
         if len(tensors) != len(held) + len(at) + 2:
             raise Misfit("it has tensors that belong to nothing in it")
         take_up(stepper, held)
-        seek(batches, at, generator, place.step)
-        set_state(generator, tensors["generator"], "generator")
+        seek(batches, at, problem.generator, place.step)
+        set_state(problem.generator, tensors["generator"], "generator")
         set_state(noise, tensors["noise"], "noise")
         return place
 

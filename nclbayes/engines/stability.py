@@ -80,7 +80,7 @@ class StableRate:
             diagonal=self._is_diagonal,
             context=self._problem.task.context,
         )
-        accumulator.update(batch)
+        self._problem.meet(accumulator.update(batch))
         fishers = accumulator.factors(1.0)
         curvature = sum(steps.curvature(fishers[steps.name]) for steps in self._blocks if steps.name in fishers)
         curvature += max(steps.pull for steps in self._blocks)

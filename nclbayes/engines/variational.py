@@ -223,6 +223,7 @@ class VariationalStepper:
             values |= steps.state.block.unpack(steps.theta + self._noise(name, steps.theta))
         with drawing_from(problem.generator, problem.device):
             run = watch(problem.model, batch, values, problem.task.context)
+        problem.meet(run)
         self._fisher.values = values
         fit = objective(run.observed)
         gradient = block_gradients(fit, run, self._blocks, retain_graph=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
-from nclbayes.fisher.per_example import example_scores
+from nclbayes.fisher.per_example import ExampleGradients, Moments
 from nclbayes.fisher.sums import BlockSums, KroneckerFisher
 from nclbayes.fisher.targets import (
     FisherKind,
@@ -96,6 +96,7 @@ class FisherAccumulator:
         self._forms: dict[Any, list[Block]] = {}
         self._sums: dict[str, BlockSums] = {}
         self._squares = DiagonalSums()
+        self._examples = ExampleGradients(model, self.context, temperature)
 
     def update(self, batch: Batch, weight: float = 1.0) -> ModelRun:
         """Add one batch.
@@ -210,17 +211,14 @@ class FisherAccumulator:
         groups = list(kronecker.values())
         # What has a diagonal Fisher: all that is no linear map, or everything.
         squared = [block for block in blocks if self.diagonal or isinstance(block, DiagonalBlock)]
-
-        def scores(target: Target, sites: list[str]) -> dict[str, Tensor]:
-            return example_scores(self.model, batch, self.context, run, sites, target, self.temperature)
-
+        alone = partial(self._examples.moments, batch, run)
         if is_new:
-            self._verify(run, observed, blocks, groups, scores)
+            self._verify(run, observed, blocks, groups, alone)
         for target in self._targets(observed, run):
             total = score(observed, target)
             if total.requires_grad:
                 seen = _backpropagate(total, groups)
-                self._squares.add(squared, seen, run.examples, partial(scores, target), weight)
+                self._squares.add(squared, seen, run.examples, partial(alone, target), weight)
                 if not self.diagonal:
                     self._add_gradients(groups, seen, weight)
         for group in groups:
@@ -235,7 +233,7 @@ class FisherAccumulator:
         observed: Mapping[str, Observed],
         blocks: Sequence[Block],
         groups: list[_KroneckerUses],
-        scores: Callable[[Target, list[str]], dict[str, Tensor]],
+        alone: Callable[[Target, Sequence[Block]], dict[str, Moments]],
     ) -> None:
         """Refuse a model of which something was not seen."""
         # Of their own stream, so that a check more or less changes no other draw.
@@ -245,17 +243,21 @@ class FisherAccumulator:
         total = score(observed, target)
         if total.requires_grad:
             seen = _backpropagate(total, groups)
-            sites = [block.name for block in blocks if isinstance(block, DiagonalBlock)]
-            verify_uses(run, blocks, seen, scores(target, sites) if sites else {}, total)
+            others = [block for block in blocks if isinstance(block, DiagonalBlock)]
+            moments = alone(target, others) if others else {}
+            verify_uses(run, blocks, seen, {name: found.total for name, found in moments.items()}, total)
             if self.diagonal:
                 maps = [group.block for group in groups]
-                self._squares.verify(maps, seen, run.examples, partial(scores, target))
+                self._squares.verify(maps, seen, run.examples, partial(alone, target))
 
     def _meet(self, run: ModelRun) -> tuple[list[Block], bool]:
         """The run's blocks, which must be those of earlier runs or new; and whether its form is new."""
         missing = [name for name in run.latents if name not in self.values]
         if missing:
-            raise ValuesError(f"The model has latent sites without a value: {', '.join(map(repr, missing))}.")
+            raise ValuesError(
+                f"The model has latent sites without a value: {', '.join(map(repr, missing))}. Give every one of them "
+                "a value; a model that learns must sample every weight in every call, whether it is used or not."
+            )
         form = (
             tuple((use.weight, use.bias, use.function, use.transposed) for use in run.linear),
             tuple((other.site, other.call) for other in run.others),
@@ -291,7 +293,8 @@ class FisherAccumulator:
         if self.kind is not FisherKind.MODEL and use.rows.count % run.examples:
             raise DataError(
                 f"{use.call} with weight '{use.weight}' has {use.rows.count} rows for {run.examples} examples: they "
-                f"share rows, and a Fisher of kind '{self.kind.value}' cannot tell them apart. Use kind='model'."
+                "share rows, or not all of them have one, and a Fisher of kind "
+                f"'{self.kind.value}' cannot tell whose rows they are. Use kind='model'."
             )
 
     def _check_finite(self) -> None:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock
 from nclbayes.errors import NonFiniteError
-from nclbayes.fisher.per_example import NoisyModelError
+from nclbayes.fisher.per_example import Moments, NoisyModelError
 from nclbayes.fisher.squares import example_axes, summed_squares
 from nclbayes.fisher.verify import agree, verify_sum
 from nclbayes.watch import LinearUse
 
 Pairs = list[tuple[LinearUse, Tensor]]
-Scores = Callable[[list[str]], dict[str, Tensor]]
-"""From some sites to the gradient of each example's log likelihood there, [examples, *site]."""
+Alone = Callable[[Sequence[Block]], dict[str, Moments]]
+"""From some blocks to what the gradients of each example's log likelihood add up to there."""
 # Per-example gradients of so many numbers are cheap enough to check others against.
 _FEW_NUMBERS = 1 << 22
 
@@ -60,7 +60,7 @@ class DiagonalSums:
         self._axes: dict[str, int] = {}
 
     def add(
-        self, blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, scores: Scores, weight: float
+        self, blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, alone: Alone, weight: float
     ) -> None:
         """Add one backpropagated target.
 
@@ -68,7 +68,7 @@ class DiagonalSums:
             blocks: Those to sum; of linear maps that the likelihood did not reach, nothing is added.
             seen: For each linear map, its uses with the gradient of their outputs.
             examples: How many examples the batch has.
-            scores: Asked where rows do not tell which example they belong to.
+            alone: Asked where rows do not tell which example they belong to.
             weight: What each example counts.
 
         Raises:
@@ -86,13 +86,11 @@ class DiagonalSums:
                     continue
             unclear.append(block)
         if unclear:
-            found |= _one_by_one(unclear, seen, examples, scores)
+            found |= _one_by_one(unclear, seen, examples, alone)
         for name, squares in found.items():
             self.squares[name] = self.squares.get(name, 0.0) + weight * squares
 
-    def verify(
-        self, blocks: Sequence[KroneckerBlock], seen: Mapping[str, Pairs], examples: int, scores: Scores
-    ) -> None:
+    def verify(self, blocks: Sequence[KroneckerBlock], seen: Mapping[str, Pairs], examples: int, alone: Alone) -> None:
         """On few examples, compare what rows give with gradients of one example at a time.
 
         A dimension may be as long as the batch by chance: if it is not the examples', rows are not asked again.
@@ -101,7 +99,7 @@ class DiagonalSums:
             blocks: Linear maps.
             seen: For each, its uses with the gradient of their outputs.
             examples: How many examples the batch has.
-            scores: What to compare with.
+            alone: What to compare with.
 
         Raises:
             UnsupportedUseError: If the examples' gradients do not add up to that of the batch.
@@ -111,12 +109,12 @@ class DiagonalSums:
                 squares = self._from_rows(block, seen[block.name], examples)
                 if squares is not None:
                     try:
-                        alone = scores(list(block.sites))
+                        moments = alone([block])[block.name]
                     except NoisyModelError:
                         # There is nothing to compare with; that the rows add up to the gradient is checked elsewhere.
                         return
-                    if not agree(_squared(block, alone), squares):
-                        verify_sum(block, seen[block.name], block.pack(alone).sum(0))
+                    if not agree(moments.squares, squares):
+                        verify_sum(block, seen[block.name], moments.total)
                         self._axes[block.name] = -1
 
     def _from_rows(self, block: KroneckerBlock, pairs: Pairs, examples: int) -> Tensor | None:
@@ -151,10 +149,10 @@ class DiagonalSums:
                 raise NonFiniteError(f"NaN or infinity in the gradients of site '{name}', up to example {examples:g}.")
 
 
-def _one_by_one(blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, scores: Scores) -> dict[str, Tensor]:
+def _one_by_one(blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, alone: Alone) -> dict[str, Tensor]:
     """Summed squares from the gradient of each example by itself."""
     try:
-        alone = scores([site for block in blocks for site in block.sites])
+        return {name: moments.squares for name, moments in alone(blocks).items()}
     except NoisyModelError:
         found = {}
         for block in blocks:
@@ -167,8 +165,3 @@ def _one_by_one(blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: in
                 raise
             found[block.name] = squares
         return found
-    return {block.name: _squared(block, alone) for block in blocks}
-
-
-def _squared(block: Block, scores: Mapping[str, Tensor]) -> Tensor:
-    return block.pack(scores).double().square().sum(0)

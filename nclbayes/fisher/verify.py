@@ -22,7 +22,7 @@ def verify_uses(
     run: ModelRun,
     blocks: Sequence[Block],
     seen: Mapping[str, Sequence[tuple[LinearUse, Tensor]]],
-    examples: Mapping[str, Tensor],
+    summed: Mapping[str, Tensor],
     total: Tensor,
 ) -> None:
     """Refuse a model of which something was not seen.
@@ -31,7 +31,7 @@ def verify_uses(
         run: The run.
         blocks: The run's blocks.
         seen: For each Kronecker block, its uses with the gradient of their outputs.
-        examples: For each diagonal block, its per-example gradients.
+        summed: For each diagonal block, the sum of its per-example gradients.
         total: The score that was backpropagated.
 
     Raises:
@@ -50,14 +50,26 @@ def verify_uses(
         owned.update(block.sites)
         if isinstance(block, KroneckerBlock):
             _compare(block, block.pack(gradient) @ vectors[block.name], rows[block.name])
-        elif block.name in examples:
-            _compare(block, gradient[block.name], examples[block.name].sum(0))
+        elif block.name in summed:
+            _compare(block, gradient[block.name], summed[block.name])
     for name in names:
         if name not in owned and bool((gradient[name] != 0).any()):
-            raise UnsupportedUseError(
-                f"Site '{name}' reaches the likelihood through a call that cannot be seen (a custom autograd function, "
-                "a scripted function, reentrant checkpointing, vmap). Apply it with F.linear, x @ w or F.conv1d/2d/3d."
-            )
+            raise unseen_use(name)
+
+
+def unseen_use(site: str) -> UnsupportedUseError:
+    """The refusal of a site that has a gradient, and no use that was seen.
+
+    Args:
+        site: The site.
+
+    Returns:
+        The error to raise.
+    """
+    return UnsupportedUseError(
+        f"Site '{site}' reaches the likelihood through a call that cannot be seen (a custom autograd function, a "
+        "scripted function, reentrant checkpointing, vmap). Apply it with F.linear, x @ w or F.conv1d/2d/3d."
+    )
 
 
 def verify_sum(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], summed: Tensor) -> None:

@@ -33,13 +33,6 @@ class SavedState:
     log_scale: float
     tensors: list[str]
 
-    def site_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the block's sites."""
-        if isinstance(self.block, DiagonalBlock):
-            return {self.block.name: self.block.shape}
-        found = {self.block.weight: self.block.weight_shape}
-        return found if self.block.bias is None else found | {self.block.bias: self.block.bias_shape}
-
     def check(self, name: str, forms: Mapping[str, Form]) -> None:
         """Refuse a layout that is none, and tensors that do not have its shapes.
 
@@ -50,9 +43,7 @@ class SavedState:
         Raises:
             Misfit: If something does not fit.
         """
-        if self.block.name != name:
-            raise Misfit(f"the block '{name}' calls itself '{self.block.name}'")
-        _check_layout(self.block)
+        check_layout(name, self.block)
         if self.kind is Structure.KRONECKER and not isinstance(self.block, KroneckerBlock):
             raise Misfit(f"the block '{name}' is no linear map, and has no Kronecker factors")
         check_forms(name, forms, self.kind, self.block.shape)
@@ -77,8 +68,18 @@ class SavedState:
         return KroneckerState(self.block, tensors["loc"], KroneckerPrecision(**rest), self.log_scale)
 
 
-def _check_layout(block: Block) -> None:
-    """Refuse a block whose sites and matrix are not of the same weights."""
+def check_layout(name: str, block: Block) -> None:
+    """Refuse a block whose sites and matrix are not of the same weights.
+
+    Args:
+        name: The name under which the file has it.
+        block: The block.
+
+    Raises:
+        Misfit: If something does not fit.
+    """
+    if block.name != name:
+        raise Misfit(f"the block '{name}' calls itself '{block.name}'")
     if isinstance(block, DiagonalBlock):
         if any(size < 1 for size in block.shape):
             raise Misfit(f"the block '{block.name}' has the shape {block.shape}")

@@ -54,7 +54,7 @@ class AdamStepper:
 
     def __init__(self, engine: AdamEngine, problem: Problem) -> None:
         self._engine = engine
-        self._likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
+        self._likelihood = LogLikelihood(problem)
         self._blocks = {
             name: _AdamBlock(engine, state, problem.start[name], problem.size, name in problem.trained)
             for name, state in problem.states.items()

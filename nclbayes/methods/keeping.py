@@ -13,7 +13,7 @@ from nclbayes.data.task import Task
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.posterior.belief import Belief, device_of
-from nclbayes.posterior.joining import check_examples
+from nclbayes.posterior.joining import check_examples, present_values
 from nclbayes.posterior.updating import UpdateReport
 from nclbayes.storage import Misfit, under
 
@@ -72,6 +72,8 @@ class KeepingLearner(OnlinePosterior):
         # Made before the update, as they may be refused.
         kept = {f"kept/{k}/{name}": tensor for name, tensor in examples_to_tensors(examples).items()}
         kept |= also or {}
-        check_examples(self.model, examples, self.blocks, device_of(self._belief, self.model, examples))
+        device = device_of(self._belief, self.model, examples)
+        present = present_values(self._belief.states, self._belief.trained, self._initial_values(), device)
+        check_examples(self.model, examples, present, device)
         belief, report = self._updated(task, **settings)
         return replace(belief, memory={**belief.memory, **kept}), report

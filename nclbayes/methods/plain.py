@@ -60,7 +60,7 @@ class PlainStepper:
 
     def __init__(self, momentum: float, problem: Problem, projections: Mapping[str, Tensor] | None = None) -> None:
         self._rho = momentum
-        self._likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
+        self._likelihood = LogLikelihood(problem)
         self._blocks = {name: state.block for name, state in problem.states.items()}
         self._projections = dict(projections or {})
         self.theta = {name: start.clone() for name, start in problem.start.items()}

@@ -67,7 +67,7 @@ class MeanFieldStepper:
 
     def __init__(self, engine: VCL, problem: Problem) -> None:
         self._engine, self._problem = engine, problem
-        self._likelihood = LogLikelihood(problem.model, problem.task.context, problem.fixed)
+        self._likelihood = LogLikelihood(problem)
         self._mu: dict[str, Tensor] = {}
         self._log_sigma: dict[str, Tensor] = {}
         self._precision: dict[str, Tensor] = {}

@@ -78,6 +78,7 @@ def join(
     initial: Mapping[str, Tensor] | None,
     device: torch.device,
     generator: torch.Generator,
+    late: Mapping[str, Block] | None = None,
 ) -> Joined:
     """See what a task touches, and refuse what cannot be learnt from before the first step.
 
@@ -90,6 +91,7 @@ def join(
         initial: Where new blocks start, values by site; None: at small random weights.
         device: Where to work.
         generator: Decides those.
+        late: Blocks that are known to take part, though the few examples that are looked at do not show it.
 
     Returns:
         The task's blocks, where they start, and the rest.
@@ -97,9 +99,7 @@ def join(
     Raises:
         NCLError: If data and model do not fit, or the Fisher of a weight cannot be had.
     """
-    mean: dict[str, Tensor] = {}
-    for state in known.values():
-        mean |= state.block.unpack(state.loc)
+    present = present_values(known, trained, initial, device)
     states: dict[str, State] = {}
     priors: dict[str, State] = {}
     values: dict[str, Tensor] = {}
@@ -112,8 +112,8 @@ def join(
     examples = tuple(few_examples(part, torch.device("cpu")) for part in task.parts)
     for part, batch in zip(task.parts, examples, strict=True):
         with of_task(part.name):
-            run, targets = look(model, to_device(batch, device), part.context, mean)
-            touched = touched_states(run, {**known, **states}, engine.structure)
+            run, targets = look(model, to_device(batch, device), part.context, present)
+            touched = touched_states(run, {**known, **states}, engine.structure, late or {})
         states |= touched
         for name in touched.keys() & trained if needs_priors else ():
             priors[name] = prior_state(touched[name].block, run.latents, engine.structure)
@@ -192,24 +192,21 @@ def look(
     return run, allowed if isinstance(allowed, AllowedTargets) else None
 
 
-def check_examples(model: Model, task: Task, known: Mapping[str, State], device: torch.device) -> None:
+def check_examples(model: Model, task: Task, values: Mapping[str, Tensor], device: torch.device) -> None:
     """Refuse examples that the model cannot learn from.
 
     Args:
         model: The Pyro model.
         task: The examples.
-        known: The Gaussians so far.
+        values: The present weights, by site.
         device: Where to work.
 
     Raises:
         NCLError: If data and model do not fit.
     """
-    mean: dict[str, Tensor] = {}
-    for state in known.values():
-        mean |= state.block.unpack(state.loc)
     with of_task(task.name):
         for batch in task.epoch(256):
-            look(model, to_device(batch, device), task.context, mean)
+            look(model, to_device(batch, device), task.context, values)
 
 
 def check_fisher(
@@ -248,13 +245,37 @@ def check_fisher(
             )
 
 
-def touched_states(run: ModelRun, known: Mapping[str, State], structure: Structure) -> dict[str, State]:
+def present_values(
+    known: Mapping[str, State], trained: Set[str], initial: Mapping[str, Tensor] | None, device: torch.device
+) -> dict[str, Tensor]:
+    """The weights with which the next task begins, so far as they are known: a network is looked at as it is.
+
+    Args:
+        known: The Gaussians so far.
+        trained: The blocks that a task has touched.
+        initial: Where the others start, by site.
+        device: Where to put those.
+
+    Returns:
+        By site.
+    """
+    values: dict[str, Tensor] = {}
+    for state in known.values():
+        values |= state.block.unpack(state.loc)
+    learnt = {site for name in trained for site in known[name].block.sites}
+    return values | {site: value.to(device) for site, value in (initial or {}).items() if site not in learnt}
+
+
+def touched_states(
+    run: ModelRun, known: Mapping[str, State], structure: Structure, late: Mapping[str, Block] | None = None
+) -> dict[str, State]:
     """The Gaussians of the blocks that a run touches; a block that was never met before has its prior.
 
     Args:
         run: A run of the model.
         known: The Gaussians so far.
         structure: The form that the Gaussians of linear maps must have.
+        late: Blocks that other examples touch, where the run has met their sites.
 
     Returns:
         By block.
@@ -265,7 +286,9 @@ def touched_states(run: ModelRun, known: Mapping[str, State], structure: Structu
     """
     owners = {site: name for name, state in known.items() for site in state.block.sites}
     states: dict[str, State] = {}
-    for name, block in find_blocks(run).items():
+    found = find_blocks(run)
+    missed = {name: block for name, block in (late or {}).items() if run.latents.keys() >= set(block.sites)}
+    for name, block in {**found, **missed}.items():
         state = known.get(name)
         if state is None:
             taken = [site for site in block.sites if site in owners]

@@ -363,7 +363,7 @@ class OnlinePosterior:
         """The priors of the sites that a task shows."""
         with of_task(example.name):
             batch = few_examples(example, device_of(Belief(), self.model, example))
-            run, _ = look(self.model, batch, example.context, {})
+            run, _ = look(self.model, batch, example.context, self._initial_values() or {})
             return Belief(states=touched_states(run, {}, self.engine.structure), outputs=tuple(run.observed))
 
     def _check_memory(self) -> None:

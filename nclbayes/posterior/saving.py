@@ -277,7 +277,7 @@ def _check_names(settings: _Settings, forms: Mapping[str, Form]) -> None:
 
 
 def _check_initial(initial: Mapping[str, Tensor], blocks: Mapping[str, SavedState]) -> None:
-    shapes = {site: shape for saved in blocks.values() for site, shape in saved.site_shapes().items()}
+    shapes = {site: shape for saved in blocks.values() for site, shape in saved.block.site_shapes.items()}
     for site, value in initial.items():
         if tuple(value.shape) != shapes.get(site, tuple(value.shape)):
             raise Misfit(f"the tensor '/initial/{site}' is {tuple(value.shape)}, and the site {shapes[site]}")

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nclbayes.data.task import Task
+from nclbayes.blocks import Block
+from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
+from nclbayes.engines.latecomers import LatecomersError
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import ModelError, PriorError
 from nclbayes.gaussians.checking import check_definite, check_parts
@@ -46,6 +48,7 @@ class UpdateReport:
         stiffness: How firmly earlier tasks were held in the end; None for steps of the precision itself.
         decisions: What the engine decided that its settings left to it ("auto"), and why, in words.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
+        unused: Weights that the model samples, and that no task so far has used.
 
     Example:
         >>> import pyro.distributions as dist
@@ -70,6 +73,7 @@ class UpdateReport:
     stiffness: float | None
     decisions: Mapping[str, str] = field(repr=False)
     kl_of_sums: Mapping[str, float] = field(repr=False)
+    unused: tuple[str, ...] = ()
 
 
 def updated(
@@ -104,29 +108,30 @@ def updated(
     """
     path = None if checkpoint is None else checked_path(checkpoint)
     _refuse_inference_tensors(model)
-    device, entry = device_of(belief, model, task), generator.get_state()
-    joined = join(
-        model,
-        task,
-        engine,
-        known=belief.states,
-        trained=belief.trained,
-        initial=initial,
-        device=device,
-        generator=generator,
-    )
-    weights = sum(state.loc.numel() for state in joined.states.values())
-    given, engine = engine, engine.settled(weights, task.size, certain=joined.certain, before=belief.likelihood_weight)
-    snapshots = None
-    if path is not None:
-        update = update_identity(joined, model, task, engine, entry, belief.memory)
-        snapshots = Checkpoint(path, checkpoint_every, update, model_probe(joined, model, task, device))
-    started = time.perf_counter()
-    outcome = engine.run(
-        Problem(
+    device, started = device_of(belief, model, task), time.perf_counter()
+    streams = [(source, source.get_state()) for source in (generator, *own_generators(task))]
+    snapshots, late = None, dict[str, Block]()
+    while True:
+        joined = join(
+            model,
+            task,
+            engine,
+            known=belief.states,
+            trained=belief.trained,
+            initial=initial,
+            device=device,
+            generator=generator,
+            late=late,
+        )
+        weights = sum(state.loc.numel() for state in joined.states.values())
+        settled = engine.settled(weights, task.size, certain=joined.certain, before=belief.likelihood_weight)
+        if path is not None and snapshots is None:
+            update = update_identity(joined, model, task, settled, streams[0][1], belief.memory)
+            snapshots = Checkpoint(path, checkpoint_every, update, model_probe(joined, model, task, device))
+        problem = Problem(
             model=task.model(model),
             task=task,
-            size=float(engine.likelihood_weight) * task.size,
+            size=float(settled.likelihood_weight) * task.size,
             least=joined.least,
             guess=joined.guess,
             states=joined.states,
@@ -135,6 +140,7 @@ def updated(
             trained=belief.trained,
             priors=joined.priors,
             fixed=joined.fixed,
+            late=frozenset(late),
             device=device,
             generator=generator,
             progress=progress,
@@ -143,20 +149,31 @@ def updated(
             memory=belief.memory,
             allowed=joined.allowed,
         )
-    )
-    _check_outcome(outcome, task.name, engine)
+        try:
+            outcome = settled.run(problem)
+            break
+        except LatecomersError as error:
+            # The task begins anew, with them.
+            late |= error.blocks
+            if snapshots is not None and not error.kept:
+                snapshots.clear()
+            for source, state in streams:
+                source.set_state(state)
+    _check_outcome(outcome, task.name, settled)
     if snapshots is not None:
         # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
         snapshots.clear()
     why = decisions(
-        *(given, engine, outcome),
+        *(engine, settled, outcome),
         weights=weights,
         examples=task.size,
         is_first=not belief.tasks,
         holds=bool(joined.priors),
     )
-    report = _report(task, engine, outcome, time.perf_counter() - started, why)
-    return belief.after(task.name, joined.outputs, outcome, report.likelihood_weight), report
+    after = belief.after(task.name, joined.outputs, outcome, float(settled.likelihood_weight))
+    learnt = {site for name in after.trained for site in after.states[name].block.sites}
+    unused = tuple(site for site in joined.fixed if site not in learnt)
+    return after, _report(task, settled, outcome, time.perf_counter() - started, why, unused)
 
 
 def _refuse_inference_tensors(model: Model) -> None:
@@ -169,7 +186,9 @@ def _refuse_inference_tensors(model: Model) -> None:
                 )
 
 
-def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float, why: Mapping[str, str]) -> UpdateReport:
+def _report(
+    task: Task, engine: Engine, outcome: Outcome, seconds: float, why: Mapping[str, str], unused: tuple[str, ...]
+) -> UpdateReport:
     return UpdateReport(
         task=task.name,
         engine=type(engine).__name__,
@@ -183,6 +202,7 @@ def _report(task: Task, engine: Engine, outcome: Outcome, seconds: float, why: M
         stiffness=None if engine.stiffness is None else outcome.history.stiffness,
         decisions=why,
         kl_of_sums=outcome.kl_of_sums,
+        unused=unused,
     )
 
 
