@@ -116,11 +116,6 @@ def _diagonal_block(run: ModelRun, site: str, linear: list[LinearUse], others: l
                 "Write the network with one F.linear (or x @ w) for each map: a recurrent network as a loop over "
                 "time steps, attention with separate projections."
             )
-        if len(shape) > 1 and use.kind is CallKind.OPAQUE:
-            raise UnsupportedUseError(
-                f"Site '{site}' enters {use.call}, which the Fisher cannot see as a linear map of that site. "
-                "Apply the whole weight with F.linear, x @ w, torch.matmul or F.conv1d/2d/3d, or freeze it."
-            )
     if not others and not linear:
         reason = "a bias that belongs to no single map"
     else:

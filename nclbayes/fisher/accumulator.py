@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,8 @@ from torch import Tensor
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
-from nclbayes.fisher.per_example import ExampleGradients, Moments
+from nclbayes.fisher.per_example import ExampleGradients
+from nclbayes.fisher.separate import Piece, Told, gradients_of, pieces_of, summed
 from nclbayes.fisher.sums import BlockSums, KroneckerFisher
 from nclbayes.fisher.targets import (
     FisherKind,
@@ -25,7 +26,7 @@ from nclbayes.fisher.targets import (
     score,
     temper,
 )
-from nclbayes.fisher.verify import verify_uses
+from nclbayes.fisher.verify import agree, verify_uses
 from nclbayes.isolation import as_found, drawing_from
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
@@ -97,6 +98,8 @@ class FisherAccumulator:
         self._sums: dict[str, BlockSums] = {}
         self._squares = DiagonalSums()
         self._examples = ExampleGradients(model, self.context, temperature)
+        # Blocks whose uses do not tell examples apart, though it looks as if they did.
+        self._mixed: set[str] = set()
 
     def update(self, batch: Batch, weight: float = 1.0) -> ModelRun:
         """Add one batch.
@@ -212,13 +215,16 @@ class FisherAccumulator:
         # What has a diagonal Fisher: all that is no linear map, or everything.
         squared = [block for block in blocks if self.diagonal or isinstance(block, DiagonalBlock)]
         alone = partial(self._examples.moments, batch, run)
+        separate = {b: pieces_of(b, run) for b in blocks if isinstance(b, DiagonalBlock) and b.name not in self._mixed}
         if is_new:
-            self._verify(run, observed, blocks, groups, alone)
+            self._verify(run, batch, observed, blocks, groups, separate)
+        separate = {block: pieces for block, pieces in separate.items() if block.name not in self._mixed}
         for target in self._targets(observed, run):
             total = score(observed, target)
             if total.requires_grad:
-                seen = _backpropagate(total, groups)
-                self._squares.add(squared, seen, run.examples, partial(alone, target), weight)
+                seen, told = _backpropagate(total, groups, separate)
+                moments = {b.name: summed(b, pairs, run.examples, total.device) for b, pairs in told.items()}
+                self._squares.add(squared, seen, moments, run.examples, partial(alone, target), weight)
                 if not self.diagonal:
                     self._add_gradients(groups, seen, weight)
         for group in groups:
@@ -230,10 +236,11 @@ class FisherAccumulator:
     def _verify(
         self,
         run: ModelRun,
+        batch: Batch,
         observed: Mapping[str, Observed],
         blocks: Sequence[Block],
         groups: list[_KroneckerUses],
-        alone: Callable[[Target, Sequence[Block]], dict[str, Moments]],
+        separate: Mapping[DiagonalBlock, list[Piece] | None],
     ) -> None:
         """Refuse a model of which something was not seen."""
         # Of their own stream, so that a check more or less changes no other draw.
@@ -242,13 +249,30 @@ class FisherAccumulator:
             target = draw_unlikely(observed)
         total = score(observed, target)
         if total.requires_grad:
-            seen = _backpropagate(total, groups)
-            others = [block for block in blocks if isinstance(block, DiagonalBlock)]
-            moments = alone(target, others) if others else {}
-            verify_uses(run, blocks, seen, {name: found.total for name, found in moments.items()}, total)
+            seen, told = _backpropagate(total, groups, separate)
+            alone = partial(self._examples.moments, batch, run, target)
+            self._spot_check(batch, run, target, told)
+            found = {b.name: summed(b, pairs, run.examples, total.device) for b, pairs in told.items()}
+            others = [b for b in blocks if isinstance(b, DiagonalBlock) and (b not in told or b.name in self._mixed)]
+            found |= alone(others) if others else {}
+            verify_uses(run, blocks, seen, {name: moments.total for name, moments in found.items()}, total)
             if self.diagonal:
                 maps = [group.block for group in groups]
-                self._squares.verify(maps, seen, run.examples, partial(alone, target))
+                self._squares.verify(maps, seen, run.examples, alone)
+
+    def _spot_check(self, batch: Batch, run: ModelRun, target: Target, told: Mapping[DiagonalBlock, Told]) -> None:
+        """Compare what uses tell of one example with that example by itself.
+
+        A dimension may be as long as the batch by chance: where it is not the examples', uses are not asked again.
+        """
+        which = run.examples // 2
+        checked = [block for block, pairs in told.items() if pairs]
+        expected = self._examples.of_one(batch, run, target, checked, which) if checked else None
+        for block in checked:
+            if expected is not None and not agree(
+                expected[block.name], gradients_of(told[block], slice(which, which + 1))[0]
+            ):
+                self._mixed.add(block.name)
 
     def _meet(self, run: ModelRun) -> tuple[list[Block], bool]:
         """The run's blocks, which must be those of earlier runs or new; and whether its form is new."""
@@ -260,7 +284,7 @@ class FisherAccumulator:
             )
         form = (
             tuple((use.weight, use.bias, use.function, use.transposed) for use in run.linear),
-            tuple((other.site, other.call) for other in run.others),
+            tuple((other.site, other.call, other.separable is not None) for other in run.others),
         )
         if form in self._forms:
             return self._forms[form], False
@@ -317,11 +341,14 @@ class _KroneckerUses:
     reached: set[int] = field(default_factory=set)
 
 
-def _backpropagate(total: Tensor, groups: list[_KroneckerUses]) -> dict[str, Pairs]:
-    """The gradient of a score at the output of every map that it depends on, by block."""
+def _backpropagate(
+    total: Tensor, groups: list[_KroneckerUses], separate: Mapping[DiagonalBlock, list[Piece] | None]
+) -> tuple[dict[str, Pairs], dict[DiagonalBlock, Told]]:
+    """The gradient of a score at the output of every map, and every other use, that it depends on, by block."""
     edges = [use.edge for group in groups for use in group.uses]
+    edges += [piece.edge for pieces in separate.values() for piece in pieces or ()]
     if not edges:
-        return {}
+        return {}, {}
     grads = iter(torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True))
     seen: dict[str, Pairs] = {}
     for group in groups:
@@ -332,7 +359,12 @@ def _backpropagate(total: Tensor, groups: list[_KroneckerUses]) -> dict[str, Pai
                 group.reached.add(i)
                 pairs.append((use, grad))
         seen[group.block.name] = pairs
-    return seen
+    told: dict[DiagonalBlock, Told] = {}
+    for block, pieces in separate.items():
+        if pieces is not None:
+            found = [(piece, next(grads)) for piece in pieces]
+            told[block] = [(piece, grad) for piece, grad in found if grad is not None]
+    return seen, told
 
 
 def _device(batch: Batch) -> torch.device:

@@ -60,13 +60,20 @@ class DiagonalSums:
         self._axes: dict[str, int] = {}
 
     def add(
-        self, blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, alone: Alone, weight: float
+        self,
+        blocks: Sequence[Block],
+        seen: Mapping[str, Pairs],
+        told: Mapping[str, Moments],
+        examples: int,
+        alone: Alone,
+        weight: float,
     ) -> None:
         """Add one backpropagated target.
 
         Args:
             blocks: Those to sum; of linear maps that the likelihood did not reach, nothing is added.
             seen: For each linear map, its uses with the gradient of their outputs.
+            told: What the uses of others tell.
             examples: How many examples the batch has.
             alone: Asked where rows do not tell which example they belong to.
             weight: What each example counts.
@@ -74,9 +81,11 @@ class DiagonalSums:
         Raises:
             NoisyModelError: If it had to be asked, and the model draws random numbers.
         """
-        found: dict[str, Tensor] = {}
+        found = {block.name: told[block.name].squares for block in blocks if block.name in told}
         unclear: list[Block] = []
         for block in blocks:
+            if block.name in found:
+                continue
             if isinstance(block, KroneckerBlock):
                 if not seen[block.name]:
                     continue

@@ -20,7 +20,7 @@ from nclbayes.watch import ModelRun, SiteRecorder
 from nclbayes.watch.run import Batch, Model
 
 # Gradients are formed for so many numbers at a time, to bound the memory that they take.
-_NUMBERS = 1 << 24
+NUMBERS = 1 << 24
 
 
 class NoisyModelError(UnsupportedUseError):
@@ -78,13 +78,38 @@ class ExampleGradients:
                 found[block.name] = Moments(total, squares)
         return found
 
+    def of_one(
+        self, batch: Batch, run: ModelRun, target: Target, blocks: Sequence[Block], which: int
+    ) -> dict[str, Tensor] | None:
+        """The gradient of one example, run by itself.
+
+        Args:
+            batch: As for :meth:`moments`.
+            run: As there.
+            target: As there.
+            blocks: As there.
+            which: The example.
+
+        Returns:
+            By block; None if the model draws random numbers, which would be others then.
+        """
+        values = {name: latent.value.detach() for name, latent in run.latents.items()}
+        chosen = {site: values.pop(site) for block in blocks for site in block.sites}
+        axes = {name: example_axis(run, name) for name in target.values}
+        likelihood = partial(self._log_likelihood, values)
+        before = torch.get_rng_state()
+        gradient = _alone(likelihood, chosen, *_some(batch, target, axes, which, 1))
+        if not torch.equal(before, torch.get_rng_state()):
+            return None
+        return {block.name: block.pack(gradient) for block in blocks}
+
     def _pieces(self, batch: Batch, run: ModelRun, target: Target, sites: list[str]) -> Iterator[dict[str, Tensor]]:
         """Gradients of a bounded number of examples at a time, [examples, *site] each."""
         values = {name: latent.value.detach() for name, latent in run.latents.items()}
         chosen = {name: values.pop(name) for name in sites}
         axes = {name: example_axis(run, name) for name in target.values}
-        likelihood = partial(self._log_likelihood, values, axes)
-        several = max(1, _NUMBERS // sum(value.numel() for value in chosen.values()))
+        likelihood = partial(self._log_likelihood, values)
+        several = max(1, NUMBERS // sum(value.numel() for value in chosen.values()))
         for start in range(0, run.examples, several):
             count = min(several, run.examples - start)
             if not self._one_at_a_time:
@@ -99,7 +124,6 @@ class ExampleGradients:
     def _log_likelihood(
         self,
         fixed: Mapping[str, Tensor],
-        axes: Mapping[str, int],
         weights: dict[str, Tensor],
         examples: list[Any],
         targets: dict[str, Tensor],

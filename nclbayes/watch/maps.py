@@ -9,11 +9,11 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Size, Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from nclbayes.errors import DataError, UnsupportedUseError
-from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, CallKind, call_kind, call_name
+from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, CallKind, call_name
+from nclbayes.watch.others import Derived, OtherUses, edge_of
 from nclbayes.watch.rows import ConvolutionRows, ProductRows
 from nclbayes.watch.sites import learnable_parameter
 from nclbayes.watch.steps import current_mask
@@ -43,6 +43,7 @@ class MapRecorder(TorchFunctionMode):
 
     Args:
         model: Whose parameters a message may have to name.
+        examples: How many examples it is given; None if that is not known.
 
     Example:
         >>> import torch
@@ -56,15 +57,20 @@ class MapRecorder(TorchFunctionMode):
         [('w', 5)]
     """
 
-    def __init__(self, model: object = None) -> None:
+    def __init__(self, model: object = None, examples: int | None = None) -> None:
         super().__init__()
         self.linear: list[LinearUse] = []
-        self.others: list[OtherUse] = []
         self._model = model
+        self._others = OtherUses(examples)
         self._aliases: dict[int, _Alias] = {}
         # Products that a bias may be added to, with their version; and those that have had one added.
         self._open: dict[int, tuple[Tensor, LinearUse, int]] = {}
         self._joined: dict[int, tuple[Tensor, LinearUse]] = {}
+
+    @property
+    def others(self) -> list[OtherUse]:
+        """Every other differentiable use of a weight."""
+        return self._others.uses
 
     def track(self, site: str, value: Tensor) -> None:
         """Watch one more weight.
@@ -83,6 +89,7 @@ class MapRecorder(TorchFunctionMode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         _WATCHED.reset(self._token)
+        self._others.finish()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
@@ -95,25 +102,30 @@ class MapRecorder(TorchFunctionMode):
         if not _differentiable(out):
             if func is Tensor.__setitem__:
                 # It changes a copy of a weight in place, and returns nothing.
-                self._note_others(func, self._sites_among(_tensors(args, kwargs)), args)
+                written = _tensors(args, kwargs)
+                self._others.add(func, (alias.site for alias in self._sites_among(written)), args)
+                self._others.add(func, (site for part in self._others.among(written) for site in part.values), args)
             return out
         if func is Tensor.requires_grad_:
             return out
         tensors = _tensors(args, kwargs)
         self._part_from_biases(func, tensors)
         found = self._sites_among(tensors)
-        if not found:
+        derived = self._others.among(tensors)
+        if not found and not derived:
             return out
-        if isinstance(out, Tensor) and len(found) == 1 and self._follow(func, found[0], out):
+        if isinstance(out, Tensor) and len(found) == 1 and not derived and self._follow(func, found[0], out):
             return out
         use = self._linear_use(func, out, args, kwargs)
         explained = () if use is None else (use.weight, use.bias)
-        self._note_others(func, (alias for alias in found if alias.site not in explained), args)
+        rest = [
+            Derived(alias.tensor, {alias.site: alias.value}, alias.tensor._version)
+            for alias in found
+            if alias.site not in explained
+        ]
+        if rest or derived:
+            self._others.note(func, out, tensors, [*rest, *derived], args, kwargs)
         return out
-
-    def _note_others(self, func: Callable[..., Any], aliases: Iterable[_Alias], args: Any) -> None:
-        for alias in aliases:
-            self.others.append(OtherUse(alias.site, call_name(func), call_kind(func, args)))
 
     def _part_from_biases(self, func: Callable[..., Any], tensors: list[Tensor]) -> None:
         """A product that is used again besides its sum with a bias has two gradients: the bias is none of its own."""
@@ -189,7 +201,7 @@ class MapRecorder(TorchFunctionMode):
             function=func,
             transposed=transposed,
             input=x,
-            edge=_edge(out),
+            edge=edge_of(out),
             rows=rows,
             mask=mask,
             shape=out.shape,
@@ -275,17 +287,6 @@ class MapRecorder(TorchFunctionMode):
 
 
 _OPERANDS = ("input", "mat1", "batch1", "mat", "other", "mat2", "batch2", "vec")
-
-
-def _edge(out: Tensor) -> GradientEdge:
-    """Where an output's gradient passes, whatever is done to it in place later.
-
-    Autograd leads an in-place change of a view around the view's own node, so that of its base is taken.
-    """
-    base = out._base
-    if base is not None and base.numel() == out.numel() and base.is_contiguous() and out.is_contiguous():
-        return get_gradient_edge(base)
-    return get_gradient_edge(out)
 
 
 def _refuse_batch_statistics(

@@ -88,7 +88,7 @@ def watch(
     """
     examples = batch_size(batch)
     leaves = {name: _leaf(value) for name, value in (values or {}).items()}
-    maps = MapRecorder(model)
+    maps = MapRecorder(model, examples)
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [item.detach() if isinstance(item, Tensor) else item for item in batch]
     try:

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from nclbayes.errors import NCLError
 from nclbayes.watch.calls import CallKind, call_name
 from nclbayes.watch.rows import ConvolutionRows, ProductRows, only_valid
+from nclbayes.watch.separable import Separable
 
 
 @dataclass
@@ -107,6 +108,8 @@ class OtherUse:
         site: The site.
         call: The torch function, for messages.
         kind: What the call does with the site.
+        separable: How its gradient falls into those of examples, where that is known.
+        idle: Whether what was computed from it was not used any more, unless by a distribution.
 
     Example:
         >>> import pyro, torch
@@ -123,3 +126,5 @@ class OtherUse:
     site: str
     call: str
     kind: CallKind
+    separable: Separable | None = None
+    idle: bool = False

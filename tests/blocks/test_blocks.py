@@ -70,7 +70,7 @@ def test_a_weight_used_as_map_and_elementwise_is_diagonal() -> None:
     (block,) = find_blocks(watch(model, (inputs(4, 5), inputs(4)))).values()
     assert isinstance(block, DiagonalBlock)
     assert "matmul" in block.reason
-    assert "exp" in block.reason
+    assert "mul" in block.reason
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
@@ -233,25 +233,6 @@ def test_statistics_of_the_batch_are_refused(affine: bool) -> None:
         watch(model, batch)
     net.eval()
     assert set(find_blocks(watch(model, batch))) == {"0", "2", *(("1.weight", "1.bias") if affine else ())}
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda x, w: torch.einsum("bi,oi->bo", x, w), "einsum"),
-        (lambda x, w: F.linear(x[:, :2], w[:, :2]), "__getitem__"),
-        (lambda x, w: F.linear(x, torch.cat([w, w])), "cat"),
-        (lambda x, w: x @ w.reshape(5, 4), "reshape"),
-        (lambda x, w: torch.tensordot(x, w, dims=([1], [1])), "tensordot"),
-    ],
-)
-def test_a_use_that_hides_the_map_is_refused_by_name(call: object, name: str) -> None:
-    def model(x: Tensor, y: Tensor) -> None:
-        w = pyro.sample("w", normal((4, 5)))
-        pyro.sample("y", dist.Normal(call(x, w).sum(-1), 1.0), obs=y)  # type: ignore[operator]
-
-    with pytest.raises(UnsupportedUseError, match=rf"'w' enters [\w.]*{name}, which the Fisher cannot see.*F\.linear"):
-        find_blocks(watch(model, (inputs(6, 5), inputs(6))))
 
 
 def test_looking_at_a_weight_is_no_use_of_it() -> None:

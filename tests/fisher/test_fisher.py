@@ -279,15 +279,14 @@ def test_a_model_that_cannot_be_vectorised_is_run_one_example_after_the_other(
     def model(x: Tensor, y: Tensor, branches: bool = False) -> None:
         # Nothing but autograd itself can tell what becomes of the gains.
         gain = pyro.sample("gain", normal((5,)))
-        scale = (torch.stack([gain, 2 * gain]) ** 2).sum(0)
         if branches and float(x.abs().max()) < 0:
-            scale = 2 * scale
-        pyro.sample("y", dist.Normal((x * scale).sum(-1), 1.0), obs=y)
+            gain = 2 * gain
+        pyro.sample("y", dist.Normal(torch.einsum("bi,i->b", x, gain**2), 1.0), obs=y)
 
     batch, values = (inputs(30, 5), inputs(30)), random_values({"gain": (5,)})
     expected = ncl.fisher(model, values, batch, kind="empirical")["gain"]
     # The function nclbayes.fisher hides the package of that name.
-    monkeypatch.setattr(sys.modules["nclbayes.fisher.per_example"], "_NUMBERS", numbers)
+    monkeypatch.setattr(sys.modules["nclbayes.fisher.per_example"], "NUMBERS", numbers)
     with pytest.warns(UserWarning, match=r"'gain' need.*cannot vectorise.*one after the other"):
         found = ncl.fisher(model, values, batch, kind="empirical", context={"branches": True})["gain"]
     torch.testing.assert_close(found.diagonal, expected.diagonal, rtol=1e-5, atol=1e-6)
@@ -298,7 +297,7 @@ def test_a_model_that_takes_no_example_by_itself_is_refused() -> None:
         gain = pyro.sample("gain", normal((5,)))
         if len(x) < 2:
             raise ValueError("two at least")
-        pyro.sample("y", dist.Normal((x * torch.stack([gain, gain]).sum(0)).sum(-1), 1.0), obs=y)
+        pyro.sample("y", dist.Normal(torch.einsum("bi,i->b", x, gain), 1.0), obs=y)
 
     with (
         pytest.warns(UserWarning, match="cannot vectorise"),
@@ -323,7 +322,7 @@ def test_the_exact_fisher_of_a_learnt_noise_scale() -> None:
 def test_a_random_model_with_diagonal_blocks_is_refused() -> None:
     def model(x: Tensor, y: Tensor) -> None:
         gain = pyro.sample("gain", normal((5,)))
-        pyro.sample("y", dist.Normal((x * gain + torch.randn_like(x)).sum(-1), 1.0), obs=y)
+        pyro.sample("y", dist.Normal(torch.einsum("bi,i->b", x, gain) + torch.randn_like(x[:, 0]), 1.0), obs=y)
 
     with pytest.raises(UnsupportedUseError, match=r"'gain' need the gradient of each example.*random"):
         ncl.fisher(model, {"gain": torch.ones(5)}, (inputs(6, 5), inputs(6)))
