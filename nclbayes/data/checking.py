@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nclbayes.data.nesting import tensors_of
 from nclbayes.errors import DataError, SettingError
 
 # What torch can count to.
@@ -137,15 +138,20 @@ def checked_batch(batch: object) -> tuple[Any, ...]:
     Raises:
         DataError: If it is no batch, is empty, or holds a tensor that cannot be learnt from.
     """
-    if isinstance(batch, Mapping) or not isinstance(batch, (Tensor, tuple, list)):
+    if isinstance(batch, Mapping):
+        raise DataError(
+            f"A batch is a {type(batch).__name__} of {', '.join(map(repr, batch)) or 'nothing'}: say which of these is "
+            'the target, as in Task(..., target="labels").'
+        )
+    if not isinstance(batch, (Tensor, tuple, list)):
         raise DataError(
             f"A batch is {shown(batch) if batch is None else f'a {type(batch).__name__}'}; it must be a tuple of "
             "tensors (x, y), which a model is called with. A collate function can make one."
         )
     items = (batch,) if isinstance(batch, Tensor) else tuple(batch)
     tensors = [item for item in items if isinstance(item, Tensor)]
-    for item in tensors:
-        check_tensor(item, "A tensor of a batch")
+    for _, tensor in tensors_of(items):
+        check_tensor(tensor, "A tensor of a batch")
     if not tensors or tensors[-1].ndim == 0:
         held = ", ".join("a number" if isinstance(i, Tensor) else f"a {type(i).__name__}" for i in items) or "nothing"
         raise DataError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from nclbayes.data.checking import check_targets, check_tensor, checked_batch, shown
+from nclbayes.data.naming import targeted
+from nclbayes.data.nesting import mapped, tensors_of
 from nclbayes.errors import DataError, SettingError
 from nclbayes.isolation.failures import first_line, is_plain
 from nclbayes.isolation.randomness import drawing_from
@@ -19,12 +21,13 @@ Source = Any
 """Tensors ``(x, y)``, a Dataset, a DataLoader, or a sampler ``sampler(batch_size, generator) -> batch``."""
 
 
-def checked(source: Source, name: str) -> Source:
+def checked(source: Source, name: str, target: str | None = None) -> Source:
     """A source of one of the four kinds.
 
     Args:
         source: What was given.
         name: The task's name, for messages.
+        target: Which part of its examples, which are mappings, is the target; None: they are no mappings.
 
     Returns:
         The source; tensors as a tuple.
@@ -33,16 +36,21 @@ def checked(source: Source, name: str) -> Source:
         DataError: If it is empty, its tensors differ in length, or one of them cannot be learnt from.
         SettingError: If it is of none of the four kinds.
     """
-    if isinstance(source, (tuple, list)) and source and all(isinstance(item, Tensor) for item in source):
-        for i, item in enumerate(source):
+    if target is not None:
+        source = targeted(source, target)
+    elif isinstance(source, Mapping):
+        checked_batch(source)
+    if isinstance(source, (tuple, list)) and source and isinstance(source[-1], Tensor) and _holds_tensors(source):
+        found = list(tensors_of(source))
+        for i, item in found:
             check_tensor(item, f"Tensor {i} of task '{name}'")
-        lengths = [len(item) if item.ndim else 0 for item in source]
+        lengths = [len(item) if item.ndim else 0 for _, item in found]
         if len(set(lengths)) > 1:
             raise DataError(f"The tensors of task '{name}' have different lengths: {lengths}.")
         if lengths[0] == 0:
             raise DataError(f"Task '{name}' is empty: its tensors have 0 examples.")
         check_targets(source[-1], f"The targets of task '{name}'")
-        return tuple(source)
+        return tuple(mapped(lambda tensor: tensor, item) for item in source)
     if isinstance(source, IterableDataset):
         raise SettingError(f"The data of task '{name}' are a stream: hand over a DataLoader of it, and its `size`.")
     if isinstance(source, (DataLoader, Dataset)):
@@ -59,6 +67,15 @@ def checked(source: Source, name: str) -> Source:
     raise SettingError(
         f"The data of task '{name}' are a {kind}; they must be tensors (x, y), a Dataset, a DataLoader or a callable "
         "sampler(batch_size, generator). Arrays become tensors by torch.as_tensor."
+    )
+
+
+def _holds_tensors(source: Sequence[Any]) -> bool:
+    """Whether it is made of tensors, and of mappings of such."""
+    return all(
+        isinstance(item, Tensor)
+        or (isinstance(item, Mapping) and item and all(isinstance(part, Tensor) for part in item.values()))
+        for item in source
     )
 
 
@@ -99,7 +116,7 @@ def length_of(source: Source) -> int | None:
         Their number, if it can be known.
     """
     if isinstance(source, tuple):
-        return len(source[0])
+        return len(source[-1])
     if not isinstance(source, DataLoader):
         return count_of(source) if isinstance(source, Dataset) else None
     if isinstance(source.dataset, IterableDataset):
@@ -135,7 +152,7 @@ def pick(source: Source, index: Tensor) -> tuple[Any, ...]:
         A batch.
     """
     if isinstance(source, tuple):
-        return tuple(item[index.to(item.device)] for item in source)
+        return tuple(mapped(lambda tensor: tensor[index.to(tensor.device)], item) for item in source)
     with reading():
         if isinstance(source, DataLoader):
             return checked_batch(source.collate_fn([source.dataset[int(i)] for i in index]))
@@ -246,10 +263,14 @@ def at_most(size: int | None, batches: Iterator[tuple[Any, ...]]) -> Iterator[tu
         if remaining is None:
             yield batch
             continue
-        yield tuple(item[:remaining] for item in batch) if remaining < len(batch[-1]) else batch
+        yield _first(remaining, batch) if remaining < len(batch[-1]) else batch
         remaining -= len(batch[-1])
         if remaining <= 0:
             return
+
+
+def _first(count: int, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(mapped(lambda tensor: tensor[:count], item, lambda other: other[:count]) for item in batch)
 
 
 def fetched(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from nclbayes.data.checking import shown, whole_number
+from nclbayes.data.nesting import mapped
 from nclbayes.data.sources import (
     Source,
     at_most,
@@ -48,6 +49,8 @@ class Task:
         name: What to call it.
         size: The number of training examples, N, that the likelihood is scaled to. Required for a sampler.
         context: Keyword arguments for the model, such as ``{"head": 3}``.
+        target: Where examples are mappings, the name of the target, such as "labels": a batch is then the mapping of
+            all else, and the target.
 
     Raises:
         DataError: If the training data are empty, their tensors differ in length, or one cannot be learnt from.
@@ -73,11 +76,12 @@ class Task:
         name: str,
         size: int | None = None,
         context: Mapping[str, Any] | None = None,
+        target: str | None = None,
     ) -> None:
         self.name = _checked_name(name)
         with of_task(name):
-            self.train = checked(train, name)
-            self.test = None if test is None else checked(test, name)
+            self.train = checked(train, name, target)
+            self.test = None if test is None else checked(test, name, target)
             self.context = _checked_context(context)
             if size is None:
                 size = length_of(self.train)
@@ -346,7 +350,7 @@ def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
     """The batch with its tensors on a device; tensors that are there already are not copied.
 
     Args:
-        batch: Tensors and other things.
+        batch: Tensors, mappings and sequences of such, things that know how to move themselves, and others.
         device: Where to.
 
     Returns:
@@ -354,7 +358,16 @@ def to_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
     """
     # A copy to the CPU is read at once, and must have arrived by then.
     to_gpu = device.type == "cuda"
-    return tuple(_usable(item).to(device, non_blocking=to_gpu) if isinstance(item, Tensor) else item for item in batch)
+
+    def moved(tensor: Tensor) -> Tensor:
+        return _usable(tensor).to(device, non_blocking=to_gpu)
+
+    return tuple(mapped(moved, item, lambda other: _moved(other, device)) for item in batch)
+
+
+def _moved(item: Any, device: torch.device) -> Any:
+    move = getattr(item, "to", None)
+    return move(device) if callable(move) else item
 
 
 def _usable(tensor: Tensor) -> Tensor:

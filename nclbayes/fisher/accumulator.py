@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
+from nclbayes.data.nesting import tensors_of
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
 from nclbayes.fisher.per_example import ExampleGradients
@@ -369,4 +370,4 @@ def _backpropagate(
 
 def _device(batch: Batch) -> torch.device:
     batch_size(batch)
-    return next(item.device for item in batch if isinstance(item, Tensor))
+    return next(tensor.device for _, tensor in tensors_of(batch))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from nclbayes.blocks import Block
+from nclbayes.data.nesting import mapped
 from nclbayes.errors import UnsupportedUseError
 from nclbayes.fisher.targets import Target, example_axis, score, temper
 from nclbayes.isolation.failures import first_line, is_plain
@@ -158,7 +159,7 @@ def _some(
     batch: Batch, target: Target, axes: Mapping[str, int], start: int, count: int
 ) -> tuple[list[Any], dict[str, Tensor], dict[str, Tensor]]:
     """A few examples of a batch, with their targets and what these count."""
-    examples = [item.narrow(0, start, count) if isinstance(item, Tensor) else item for item in batch]
+    examples = [mapped(lambda tensor: tensor.narrow(0, start, count), item) for item in batch]
     values = {name: value.narrow(axes[name], start, count) for name, value in target.values.items()}
     return examples, values, {name: value.narrow(axes[name], start, count) for name, value in target.weights.items()}
 
@@ -174,12 +175,12 @@ def _vectorised(
     """The gradients of several examples, by torch.func."""
 
     def one(weights: dict[str, Tensor], example: list[Any], *parts: dict[str, Tensor]) -> Tensor:
-        arguments = [item.unsqueeze(0) if isinstance(item, Tensor) else item for item in example]
+        arguments = mapped(lambda tensor: tensor.unsqueeze(0), example)
         return likelihood(weights, arguments, *({n: v.unsqueeze(axes[n]) for n, v in part.items()} for part in parts))
 
     in_dims = (
         None,
-        [0 if isinstance(item, Tensor) else None for item in examples],
+        mapped(lambda _: 0, examples, lambda _: None),
         {name: axes[name] for name in targets},
         {name: axes[name] for name in counts},
     )

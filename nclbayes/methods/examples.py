@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
+from nclbayes.data.nesting import joined, tensors_of
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators
 from nclbayes.errors import DataError, NCLError
@@ -42,7 +43,7 @@ def draw_examples(task: Task, count: int, generator: torch.Generator) -> Task:
     with restored(*own_generators(task)):
         batches = list(task.epoch(count, generator, size=count))
     try:
-        tensors = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+        tensors = tuple(joined(list(parts), torch.cat) for parts in zip(*batches, strict=True))
     except (RuntimeError, TypeError, ValueError) as error:
         if not is_plain(error):
             raise
@@ -71,7 +72,7 @@ def split_examples(task: Task, count: int, generator: torch.Generator) -> tuple[
         return draw_examples(task, count, generator), task
     if isinstance(task.train, DataLoader):
         raise DataError(f"Task '{task.name}' comes from a loader: give its data set instead, so that it can be split.")
-    length = len(task.train[0] if isinstance(task.train, tuple) else task.train)
+    length = len(task.train[-1] if isinstance(task.train, tuple) else task.train)
     if length <= count:
         raise DataError(f"Task '{task.name}' has {length} examples, too few to set {count} apart.")
     order = torch.randperm(length, generator=generator, device=generator.device)
@@ -104,7 +105,7 @@ def examples_to_tensors(task: Task) -> dict[str, Tensor]:
         about = json.dumps({"name": task.name, "size": task.size, "context": task.context}).encode()
     except TypeError as error:
         raise DataError(f"The context of task '{task.name}' cannot be kept with its examples: {error}.") from None
-    data = {str(i): tensor.cpu().contiguous() for i, tensor in enumerate(task.train)}
+    data = {name: tensor.cpu().contiguous() for name, tensor in tensors_of(task.train)}
     return data | {"about": torch.tensor(list(about), dtype=torch.uint8, device="cpu")}
 
 
@@ -121,11 +122,21 @@ def examples_from_tensors(tensors: Mapping[str, Tensor]) -> Task:
         Misfit: If they are not such tensors.
     """
     about: _About = fitted(_About, parsed(text_of(tensors.get("about"))), "about")
-    names = [str(i) for i in range(len(tensors) - 1)]
-    if not names or set(tensors) != {"about", *names}:
+    kept: dict[str, Any] = {}
+    for name in sorted(set(tensors) - {"about"}):
+        place, slash, key = name.partition("/")
+        if slash:
+            # A mapping, of which the file has each tensor by itself.
+            kept.setdefault(place, {})
+            if isinstance(kept[place], dict):
+                kept[place][key] = tensors[name]
+        else:
+            kept[place] = tensors[name]
+    names = [str(i) for i in range(len(kept))]
+    if not names or kept.keys() != set(names):
         raise Misfit(f"kept examples are tensors of the names {', '.join(sorted(tensors))}")
     try:
-        return Task(tuple(tensors[name] for name in names), name=about.name, size=about.size, context=about.context)
+        return Task(tuple(kept[name] for name in names), name=about.name, size=about.size, context=about.context)
     except NCLError as error:
         raise Misfit(f"kept examples are no task ({str(error).rstrip('.')})") from error
 

@@ -37,9 +37,12 @@ class BayesianNetwork(PyroModule):
         prior: By default :func:`ncl.priors.scaled(1.0) <nclbayes.priors.scaled>`, as wide as each layer wants; or
             ``Normal(loc, scale)`` for all weights; or a mapping from patterns such as ``"*.bias"`` to such, of which
             the first that matches a parameter's name counts; or a callable ``prior(name, parameter)``.
-        inputs: How many positional inputs the network takes.
+        inputs: How many positional inputs the network takes. A mapping, as in a batch of a task that names its target,
+            is one input, and its parts are keyword arguments of the network.
         mask: A function of those inputs that returns which targets count (padding does not), if not all do.
         weight: A function of those inputs that returns what each target counts, if not once each (Normal likelihoods).
+        output: A function of what the network returns that picks the tensor of outputs; None: that is what it
+            returns, or the `logits` of it.
 
     Raises:
         SettingError: If a parameter has no prior, or one that is not a Normal of a fitting shape.
@@ -63,6 +66,7 @@ class BayesianNetwork(PyroModule):
         inputs: int = 1,
         mask: Callable[..., Tensor] | None = None,
         weight: Callable[..., Tensor] | None = None,
+        output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         super().__init__()
         given: object = likelihood
@@ -72,13 +76,16 @@ class BayesianNetwork(PyroModule):
         network: object = net
         if not isinstance(network, nn.Module):
             raise SettingError(f"The network `net` must be a torch module, not {shown(network)}.")
-        for name, function in (("mask", mask), ("weight", weight)):
+        functions: dict[str, object] = {"mask": mask, "weight": weight, "output": output}
+        for name, function in functions.items():
             if function is not None and not callable(function):
-                raise SettingError(f"{name} must be a function of the network's inputs, not {shown(function)}.")
+                of = "output" if name == "output" else "inputs"
+                raise SettingError(f"{name} must be a function of the network's {of}, not {shown(function)}.")
         self.likelihood = likelihood
         self.inputs = whole_number("inputs", inputs)
         self.mask = mask
         self.weight = weight
+        self.output = output
         # Kept where PyroModule does not look: it would register the network's parameters with the param store.
         self._modules["net"] = net
         self._priors: dict[str, Any] = {}
@@ -106,7 +113,11 @@ class BayesianNetwork(PyroModule):
         if type(self) is not BayesianNetwork:
             raise SettingError(f"{type(self).__name__} is a class of your own: make one with the other prior.")
         return BayesianNetwork(
-            self.network, self.likelihood, prior, inputs=self.inputs, mask=self.mask, weight=self.weight
+            *(self.network, self.likelihood, prior),
+            inputs=self.inputs,
+            mask=self.mask,
+            weight=self.weight,
+            output=self.output,
         )
 
     @property
@@ -137,7 +148,8 @@ class BayesianNetwork(PyroModule):
         self._check_count(args)
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
         weights = {name: pyro.sample(name, prior) for name, prior in self._site_priors().items()}
-        output = _checked_output(functional_call(self.network, weights, inputs, context))
+        arguments, named = _called_with(inputs, context)
+        output = self._picked(functional_call(self.network, weights, arguments, named))
         mask, weight = (None if f is None else f(*inputs) for f in (self.mask, self.weight))
         return self.likelihood.observe(output, target, mask, weight)
 
@@ -158,11 +170,19 @@ class BayesianNetwork(PyroModule):
         self._check_count(args)
         inputs, target = args[: self.inputs], args[-1]
         with running(inputs, "The network"), torch.no_grad():
-            output = _checked_output(self.network(*inputs, **context))
+            arguments, named = _called_with(inputs, context)
+            output = self._picked(self.network(*arguments, **named))
         if not isinstance(target, Tensor) or len(args) == self.inputs:
             raise DataError(f"There are no targets: the network's {self.inputs} input(s) must be followed by a tensor.")
         self.likelihood.check(output, target)
         return self.likelihood.allowed(output)
+
+    def _picked(self, returned: Any) -> Tensor:
+        """The tensor of outputs in what the network returned."""
+        if self.output is not None:
+            return _checked_output(self.output(returned))
+        logits = None if isinstance(returned, Tensor) else getattr(returned, "logits", None)
+        return _checked_output(returned if logits is None else logits)
 
     def _check_count(self, args: tuple[Any, ...]) -> None:
         if len(args) not in (self.inputs, self.inputs + 1):
@@ -190,12 +210,21 @@ def _buffer(part: str, name: str) -> str:
     return f"prior_{part}_{name.replace('.', '__')}"
 
 
+def _called_with(inputs: tuple[Any, ...], context: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the network: the parts of mappings are the latter."""
+    named = dict(context)
+    for mapping in (item for item in inputs if isinstance(item, Mapping)):
+        named |= mapping
+    return tuple(item for item in inputs if not isinstance(item, Mapping)), named
+
+
 def _checked_output(output: object) -> Tensor:
     """What a network returned, if a likelihood can be made of it."""
     if not isinstance(output, Tensor):
         raise ModelError(
             f"The network returned {shown(output) if output is None else f'a {type(output).__name__}'}; it must return "
-            "one tensor of outputs. Wrap it in a module that picks that tensor."
+            "one tensor of outputs, or an object that has them as `logits`. Say which with `output`, as in "
+            "BayesianNetwork(..., output=lambda returned: returned[0])."
         )
     is_plain = output.is_floating_point() and output.layout is torch.strided and not output.is_meta
     if not is_plain or output.ndim == 0 or 0 in output.shape[1:]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nclbayes.blocks.layout import quoted
 from nclbayes.data.checking import check_tensor, flag, generator_or_none, shown, whole_number
+from nclbayes.data.nesting import tensors_of
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.errors import DataError, FileError, SettingError
@@ -157,8 +158,8 @@ def check_predict(inputs: tuple[Any, ...], num_samples: object, method: object, 
     if method == "mean" and num_samples is not None:
         raise SettingError("num_samples has no effect on a prediction at the mean: leave it out, or method='mean'.")
     generator_or_none(generator)
+    for _, tensor in tensors_of(inputs):
+        check_tensor(tensor, "An input")
     for item in inputs:
-        if isinstance(item, Tensor):
-            check_tensor(item, "An input")
-        elif hasattr(item, "__array__"):
+        if hasattr(item, "__array__") and not isinstance(item, Tensor):
             raise DataError(f"An input is a {type(item).__name__}: make a tensor of it with torch.as_tensor.")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.data.checking import has_plain_memory
+from nclbayes.data.nesting import tensors_of
 from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
@@ -44,7 +45,7 @@ def update_identity(
         frozen = ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
         tensors |= {f"frozen/{name}": parameter for name, parameter in frozen}
     for k, batch in enumerate(joined.examples):
-        tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
+        tensors |= {f"data/{k}/{name}": tensor for name, tensor in tensors_of(batch)}
     contexts = [_told(part.context, f"context/{k}", tensors) for k, part in enumerate(task.parts)]
     settings = {"name": type(engine).__name__, **engine.to_dict(), "scheduled": callable(engine.schedule)}
     return identity([task.name, task.size, contexts, settings], tensors)

@@ -12,6 +12,7 @@ from torch import Tensor
 from nclbayes.blocks import Block, KroneckerBlock, find_blocks
 from nclbayes.blocks.layout import quoted
 from nclbayes.data.checking import AllowedTargets
+from nclbayes.data.nesting import tensors_of
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
@@ -178,7 +179,7 @@ def look(
         NCLError: If data and model do not fit, or there is nothing to learn.
     """
     check = getattr(model, "check", None)
-    device = next((item.device for item in batch if isinstance(item, Tensor)), torch.device("cpu"))
+    device = next((tensor.device for _, tensor in tensors_of(batch)), torch.device("cpu"))
     # To look changes nothing: what the network draws comes from a stream of its own.
     with drawing_from(torch.Generator().manual_seed(0), device):
         allowed = None if check is None else check(*batch, **context)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pyro
@@ -14,9 +16,10 @@ from torch import Tensor
 from torch import distributions as torch_dist
 from torch.func import jacrev, vmap
 
-from nclbayes.errors import ModelError
+from nclbayes.data.nesting import mapped
+from nclbayes.errors import DataError, ModelError
 from nclbayes.gaussians import State
-from nclbayes.isolation.failures import running
+from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.posterior.query import Query, base_of, masked_like
 from nclbayes.watch.sites import base_normal
 
@@ -63,7 +66,7 @@ def linearized(query: Query, states: Mapping[str, State], *, draws: int, generat
     parameter = "logits" if isinstance(base, torch_dist.Categorical) else "loc"
 
     def network(weights: dict[str, Tensor], *example: Any) -> Tensor:
-        arguments = [item.unsqueeze(0) if isinstance(item, Tensor) else item for item in example]
+        arguments = mapped(lambda tensor: tensor.unsqueeze(0), example)
         here = base_of(replace(query, inputs=arguments).at(weights))
         return getattr(here, parameter).reshape(-1)
 
@@ -71,9 +74,15 @@ def linearized(query: Query, states: Mapping[str, State], *, draws: int, generat
     centre = centre.reshape(centre.shape[0], -1)
     size = sum(value.numel() for value in mean.values())
     chunk = max(1, _JACOBIAN_NUMBERS // (size * centre.shape[-1]))
-    dims = (None, *(0 if isinstance(item, Tensor) else None for item in query.inputs))
-    with running(query.inputs), pyro.validation_enabled(False):
-        jacobians = vmap(jacrev(network), in_dims=dims, chunk_size=chunk)(mean, *query.inputs)
+    dims = (None, *(mapped(lambda _: 0, item, lambda _: None) for item in query.inputs))
+    try:
+        with pyro.validation_enabled(False):
+            jacobians = vmap(jacrev(network), in_dims=dims, chunk_size=chunk)(mean, *query.inputs)
+    except (DataError, RuntimeError, ValueError, TypeError, IndexError) as error:
+        _give_up_vectorising(error)
+        with running(query.inputs):
+            each = [_jacobian(network, mean, mapped(itemgetter(i), tuple(query.inputs))) for i in range(len(centre))]
+        jacobians = {site: torch.stack([found[site] for found in each]) for site in mean}
     covariance = torch.zeros_like(centre).unsqueeze(-1) @ torch.zeros_like(centre).unsqueeze(-2)
     for state in states.values():
         whitened = state.whiten(state.block.pack(jacobians)).reshape(*centre.shape, -1)
@@ -96,6 +105,39 @@ def linearized(query: Query, states: Mapping[str, State], *, draws: int, generat
     eps = torch.randn(draws, *centre.shape, generator=generator, dtype=centre.dtype, device=generator.device)
     logits = centre + (root @ eps.to(centre.device).unsqueeze(-1)).squeeze(-1)
     return masked_like(fn, dist.Categorical(probs=logits.softmax(-1).mean(0)))
+
+
+def _give_up_vectorising(error: Exception) -> None:
+    """Refuse a model that draws random numbers; say what any other costs. Other errors pass."""
+    cause = error.__cause__ if isinstance(error, DataError) else error
+    if not isinstance(cause, Exception) or not is_plain(cause) or "vmap" not in str(cause):
+        raise error
+    if "randomness" in str(cause):
+        raise ModelError(
+            "The model draws random numbers (dropout, process noise), which has no linearised predictive: switch the "
+            "noise off, as by net.eval(), or use num_samples."
+        ) from error
+    reason = first_line(cause).split(". ")[0]
+    warnings.warn(
+        f"torch.func cannot vectorise the model ({reason}): its Jacobians are computed one example and one output "
+        "after the other.",
+        stacklevel=2,
+    )
+
+
+def _jacobian(
+    network: Callable[..., Tensor], weights: Mapping[str, Tensor], example: tuple[Any, ...]
+) -> dict[str, Tensor]:
+    """The derivatives of one example's outputs, [outputs, *site], by autograd."""
+    leaves = {site: value.detach().requires_grad_() for site, value in weights.items()}
+    with torch.enable_grad():
+        outputs = network(leaves, *example).unbind()
+    rows: dict[str, list[Tensor]] = {site: [] for site in leaves}
+    for output in outputs:
+        found = torch.autograd.grad(output, list(leaves.values()), retain_graph=True, allow_unused=True)
+        for (site, leaf), gradient in zip(leaves.items(), found, strict=True):
+            rows[site].append(torch.zeros_like(leaf) if gradient is None else gradient)
+    return {site: torch.stack(gradients) for site, gradients in rows.items()}
 
 
 def _counted(fn: Any, like: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from nclbayes import priors
 from nclbayes.analysis.evaluation import Metric
 from nclbayes.data.checking import number, shown, whole_number
+from nclbayes.data.nesting import tensors_of
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
@@ -168,7 +169,7 @@ def _claim(path: Path, pilot: Pilot, plan: Plan, share: float) -> None:
     tensors: dict[str, Tensor] = {}
     for k, task in enumerate(pilot.tasks):
         batch = few_examples(task, torch.device("cpu"))
-        tensors |= {f"data/{k}/{i}": item for i, item in enumerate(batch) if isinstance(item, Tensor)}
+        tensors |= {f"data/{k}/{name}": tensor for name, tensor in tensors_of(batch)}
     if isinstance(pilot.model, torch.nn.Module):
         # The priors of a BayesianNetwork are among its buffers.
         held = (*pilot.model.named_parameters(), *pilot.model.named_buffers())

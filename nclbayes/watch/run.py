@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nclbayes.data.nesting import mapped
 from nclbayes.errors import DataError, NonFiniteError
 from nclbayes.isolation import Alone
 from nclbayes.isolation.failures import running
@@ -90,7 +91,7 @@ def watch(
     leaves = {name: _leaf(value) for name, value in (values or {}).items()}
     maps = MapRecorder(model, examples)
     sites = SiteRecorder(leaves, meet=maps.track)
-    inputs = [item.detach() if isinstance(item, Tensor) else item for item in batch]
+    inputs = [mapped(Tensor.detach, item) for item in batch]
     try:
         with Alone(), running(inputs), torch.enable_grad(), sites, maps:
             model(*inputs, **(context or {}))

@@ -151,3 +151,44 @@ def test_a_single_number_among_the_weights_is_linearised() -> None:
     posterior.update(ncl.Task((x, 2 * x), name="twice"))
     variance = 0.25 + x.square() / (1 + float(x.square().sum()) / 0.25)
     torch.testing.assert_close(posterior.predict(x, method="linearized").variance, variance, rtol=1e-4, atol=1e-6)
+
+
+class Looking(nn.Sequential):
+    """A network that branches on its data, which cannot be vectorised."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.abs().max()) >= 0 else -x)
+
+
+@pytest.mark.parametrize("likelihood", [ncl.Categorical(), ncl.Normal(0.3)])
+def test_the_linearised_predictive_of_a_model_that_cannot_be_vectorised(likelihood: Any) -> None:
+    found = []
+    for kind in (nn.Sequential, Looking):
+        torch.manual_seed(0)
+        net = kind(nn.Linear(3, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 2))
+        posterior = ncl.OnlinePosterior(ncl.BayesianNetwork(net, likelihood), ncl.LaplaceNCL(steps=10, batch_size=20))
+        x = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+        y = (x[:, 0] > 0).long() if isinstance(likelihood, ncl.Categorical) else x[:, :2]
+        posterior.update(ncl.Task((x, y), name="task"), progress=False)
+        draws = torch.Generator().manual_seed(2)
+        if kind is Looking:
+            with pytest.warns(UserWarning, match="cannot vectorise"):
+                found.append(posterior.predict(x, method="linearized", generator=draws))
+        else:
+            found.append(posterior.predict(x, method="linearized", generator=draws))
+    first, second = found
+    if isinstance(likelihood, ncl.Categorical):
+        torch.testing.assert_close(first.probs, second.probs, rtol=1e-3, atol=1e-3)
+    else:
+        torch.testing.assert_close(first.covariance_matrix, second.covariance_matrix)
+
+
+def test_the_linearised_predictive_of_a_noisy_model_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 2))
+    posterior = ncl.OnlinePosterior(ncl.BayesianNetwork(net, ncl.Categorical()), ncl.LaplaceNCL(steps=3))
+    x = torch.randn(20, 3)
+    posterior.update(ncl.Task((x, (x[:, 0] > 0).long()), name="task"), progress=False)
+    with pytest.raises(ModelError, match=r"draws random numbers.*net\.eval"):
+        posterior.predict(x, method="linearized")
+    net.eval()
+    assert posterior.predict(x, method="linearized").probs.shape == (20, 2)
