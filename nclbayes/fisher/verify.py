@@ -49,7 +49,8 @@ def verify_uses(
     for block in blocks:
         owned.update(block.sites)
         if isinstance(block, KroneckerBlock):
-            _compare(block, block.pack(gradient) @ vectors[block.name], rows[block.name])
+            terms = _size_of_terms(seen.get(block.name, ()), vectors[block.name])
+            _compare(block, block.pack(gradient) @ vectors[block.name], rows[block.name], terms)
         elif block.name in summed:
             _compare(block, gradient[block.name], summed[block.name])
     for name in names:
@@ -108,12 +109,22 @@ def _from_rows(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]],
     return total
 
 
-def agree(expected: Tensor, found: Tensor) -> bool:
+def _size_of_terms(pairs: Sequence[tuple[LinearUse, Tensor]], vectors: Tensor) -> float:
+    """How large the products g z^T times a vector may be together, which may all but cancel in their sum."""
+    length = float(vectors.norm(dim=0).max())
+    return sum(
+        float(use.gradient_rows(grad).norm()) * sum(float(z.square().sum()) for z in use.input_rows()) ** 0.5 * length
+        for use, grad in pairs
+    )
+
+
+def agree(expected: Tensor, found: Tensor, terms: float = 0.0) -> bool:
     """Whether two sums are the same but for rounding.
 
     Args:
         expected: One.
         found: The other, of the same shape.
+        terms: How large what was summed is, if it may be far larger than the sum.
 
     Returns:
         Whether they are, or cannot be compared.
@@ -123,11 +134,12 @@ def agree(expected: Tensor, found: Tensor) -> bool:
     # Below this, products of gradients may have underflowed.
     limits = torch.finfo(found.dtype)
     # NaN is for others to find.
-    return not gap > max(_TOLERANCE, _ROUNDINGS * limits.eps) * scale + limits.tiny / limits.eps
+    rounding = _ROUNDINGS * limits.eps
+    return not gap > max(_TOLERANCE, rounding) * scale + rounding * terms + limits.tiny / limits.eps
 
 
-def _compare(block: Block, expected: Tensor, found: Tensor) -> None:
-    if not agree(expected, found):
+def _compare(block: Block, expected: Tensor, found: Tensor, terms: float = 0.0) -> None:
+    if not agree(expected, found, terms):
         share = float((expected - found).abs().max()) / (float(expected.abs().max()) + float(found.abs().max()))
         sites = ", ".join(f"'{site}'" for site in block.sites)
         raise UnsupportedUseError(

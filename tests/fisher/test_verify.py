@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.blocks import DiagonalBlock, find_blocks
 from nclbayes.errors import DataError, LatentError, PriorError, UnsupportedUseError
+from nclbayes.fisher.verify import agree
 from nclbayes.watch import watch
 from tests.zoo import inputs, normal, random_values
 
@@ -232,3 +233,11 @@ def test_a_mixed_use_is_a_diagonal_block() -> None:
 
     run = watch(model, (torch.tensor([0, 4, 2]), inputs(3, 5)))
     assert isinstance(find_blocks(run)["table"], DiagonalBlock)
+
+
+def test_sums_are_compared_by_the_size_of_what_was_summed() -> None:
+    """Terms of 1e4 that all but cancel leave sums that are rounding, and in another order others."""
+    first, second = torch.tensor([1e-3, -2e-3]), torch.tensor([-1e-3, 1e-3])
+    assert not agree(first, second)
+    assert agree(first, second, terms=1e4)
+    assert not agree(1e3 * first, 1e3 * second, terms=1e4)
