@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nclbayes.data.nesting import tensors_of
 from nclbayes.errors import DataError, SettingError
+from nclbayes.watch.nesting import tensors_of
 
 # What torch can count to.
 _LARGEST = 2**63 - 1

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from nclbayes.data.checking import check_targets, check_tensor, checked_batch, shown
 from nclbayes.data.naming import targeted
-from nclbayes.data.nesting import mapped, tensors_of
 from nclbayes.errors import DataError, SettingError
 from nclbayes.isolation.failures import first_line, is_plain
 from nclbayes.isolation.randomness import drawing_from
+from nclbayes.watch.nesting import mapped, tensors_of
 
 Source = Any
 """Tensors ``(x, y)``, a Dataset, a DataLoader, or a sampler ``sampler(batch_size, generator) -> batch``."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from nclbayes.data.checking import shown, whole_number
-from nclbayes.data.nesting import mapped
 from nclbayes.data.sources import (
     Source,
     at_most,
@@ -28,6 +27,7 @@ from nclbayes.data.sources import (
 )
 from nclbayes.errors import DataError, SettingError
 from nclbayes.isolation.failures import of_task
+from nclbayes.watch.nesting import mapped
 
 Model = Callable[..., Any]
 

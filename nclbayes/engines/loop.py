@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from nclbayes.blocks import DiagonalBlock, KroneckerBlock
 from nclbayes.data.task import Batches, to_device
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.latecomers import LatecomersError
+from nclbayes.engines.place import Place
 from nclbayes.engines.progress import ProgressBar
 from nclbayes.engines.resuming import seek, take_up
 from nclbayes.engines.settings import EngineSettings
@@ -29,15 +30,6 @@ from nclbayes.storage.generators import set_state
 if TYPE_CHECKING:
     from nclbayes.engines.base import Problem
 
-# The running loss, for the progress bar and for early stopping, forgets with this rate.
-_FORGET = 0.02
-# By how much, relatively, it must fall to count as better.
-_BETTER = 1e-3
-# The loss at the start is the mean over so many steps.
-_FIRST = 4
-# A stiffness of "auto" is halved after these tenths of the steps, while that gains so much of the loss at the start;
-# when it has not so often in a row, no more.
-_TENTHS, _PAYS, _MISSES = range(2, 10), 0.003, 2
 # Turns the generator's next draw, which seeds the stream of a loader, into the seed of another stream.
 _NOISE = 0x6E6F6973
 
@@ -141,7 +133,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     with of_task(task.name):
         total = settings.num_steps(task.num_batches(settings.batch_size))
     batches = task.batches(settings.batch_size, generator)
-    place = _Place()
+    place = Place()
     # What a network draws itself (dropout, process noise) has a stream of its own, so that it changes no other draw.
     ahead = generator.clone_state()
     seed = int(torch.randint(2**63 - 1, (), generator=ahead, device=ahead.device))
@@ -197,11 +189,6 @@ def _hold(stepper: Stepper, stiffness: float) -> None:
     stepper.hold(stiffness)
 
 
-def _latest(step: int) -> int:
-    """How many steps count as the latest: a tenth of those so far."""
-    return max(_FIRST + 1, step // 10)
-
-
 def _call(callbacks: Iterable[Callback], progress: Progress, task: str) -> None:
     """Call the callbacks; what they raise passes, but for StopIteration, which would end a loop of the caller's."""
     for callback in callbacks:
@@ -226,98 +213,17 @@ def _copies(stepper: Stepper) -> dict[str, torch.Tensor]:
     return {site: value.clone() for site, value in stepper.values().items()}
 
 
-@dataclass
-class _Place:
-    """How far the loop is."""
-
-    step: int = 0
-    running: float = math.nan
-    best: float = math.inf
-    best_step: int = 0
-    losses: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    learnt: int = 0
-    """The step at which enough was learnt; 0 before that."""
-    halvings: int = 0
-    """How often the stiffness was halved."""
-    before: float | None = None
-    """The loss when that was last done."""
-    misses: int = 0
-    """How often in a row it has not paid."""
-
-    def firmness(self, settings: EngineSettings) -> float:
-        """How firmly earlier tasks are held."""
-        return settings.firmness / 2**self.halvings
-
-    def deviance(self, problem: Problem) -> float:
-        """What a task is measured by: what an example lost at the start, or what a guess does, if that is more.
-
-        One that is nearly known when it comes has little to lose.
-        """
-        first = self.losses[:_FIRST]
-        return max(sum(first) / len(first) - problem.least, problem.guess)
-
-    def softens(self, problem: Problem, total: int) -> bool:
-        """Halve the stiffness, if it is time to and the last two times were not both in vain; returns whether."""
-        is_time = self.step > _FIRST and self.step in {total * tenth // 10 for tenth in _TENTHS}
-        if self.learnt or self.misses == _MISSES or not is_time:
-            return False
-        latest = _latest(self.step)
-        loss = sum(self.losses[-latest:]) / latest
-        pays = self.before is None or self.before - loss > _PAYS * self.deviance(problem)
-        self.before, self.misses = loss, 0 if pays else self.misses + 1
-        if self.misses == _MISSES:
-            return False
-        self.halvings += 1
-        return True
-
-    def look(self, enough: float, problem: Problem) -> None:
-        """Note whether enough of the deviance is gone."""
-        window = _latest(self.step)
-        if self.learnt or self.step <= window:
-            return
-        if sum(self.losses[-window:]) / window - problem.least <= (1 - enough) * self.deviance(problem):
-            self.learnt = self.step
-
-    def left(self, settings: EngineSettings) -> float:
-        """What the step size is multiplied with, once enough was learnt; at 0 the loop ends."""
-        if not self.learnt:
-            return 1.0
-        # Steps of a size that is constant end at once.
-        return 1 - (self.step - self.learnt) / _latest(self.learnt) if settings.schedule is not None else 0.0
-
-    def advance(self, step: int, loss: float) -> None:
-        self.step = step
-        self.losses.append(loss)
-        self.running = loss if step == 1 else (1 - _FORGET) * self.running + _FORGET * loss
-        if not math.isfinite(self.best) or self.running < self.best - _BETTER * abs(self.best):
-            self.best, self.best_step = self.running, step
-
-    def check(self, total: int) -> None:
-        """Refuse a place where no loop of so many steps is."""
-        if not (
-            1 <= self.step < total
-            and len(self.losses) == self.step
-            and 1 <= self.best_step <= self.step >= self.learnt >= 0
-        ):
-            raise Misfit(f"place is step {self.step} of {total}, with {len(self.losses)} losses")
-        if not (0 <= self.halvings <= len(_TENTHS) and 0 <= self.misses <= _MISSES):
-            raise Misfit(f"place.halvings is {self.halvings}, place.misses {self.misses}")
-        if self.seconds < 0:
-            raise Misfit(f"place.seconds is {self.seconds}")
-
-
 @dataclass(frozen=True)
 class _Snapshot:
     """The schema of a snapshot's settings."""
 
-    place: _Place
+    place: Place
     late: dict[str, KroneckerBlock | DiagonalBlock]
 
 
 def _snapshot(
     checkpoint: Checkpoint,
-    place: _Place,
+    place: Place,
     stepper: Stepper,
     problem: Problem,
     batches: Batches,
@@ -340,11 +246,11 @@ def _resume(
     batches: Batches,
     noise: torch.Generator,
     total: int,
-) -> _Place:
+) -> Place:
     """Go back to the last snapshot, if there is one that can be of this loop."""
     with checkpoint.load() as found:
         if found is None:
-            return _Place()
+            return Place()
         tensors, settings = found
         snapshot: _Snapshot = fitted(_Snapshot, settings)
         place = snapshot.place

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
-from nclbayes.data.nesting import tensors_of
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
 from nclbayes.fisher.per_example import ExampleGradients
@@ -31,6 +30,7 @@ from nclbayes.fisher.verify import agree, verify_uses
 from nclbayes.isolation import as_found, drawing_from
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, watch
+from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Batch, Model, batch_size
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from nclbayes.blocks import Block
-from nclbayes.data.nesting import mapped
 from nclbayes.errors import UnsupportedUseError
 from nclbayes.fisher.targets import Target, example_axis, score, temper
 from nclbayes.isolation.failures import first_line, is_plain
 from nclbayes.watch import ModelRun, SiteRecorder
+from nclbayes.watch.nesting import mapped
 from nclbayes.watch.run import Batch, Model
 
 # Gradients are formed for so many numbers at a time, to bound the memory that they take.

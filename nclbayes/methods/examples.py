@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from nclbayes.data.nesting import joined, tensors_of
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators
 from nclbayes.errors import DataError, NCLError
 from nclbayes.isolation.failures import first_line, is_plain, of_task
 from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.storage import Misfit, fitted, parsed
+from nclbayes.watch.nesting import joined, tensors_of
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from nclbayes.blocks.layout import quoted
 from nclbayes.data.checking import check_tensor, flag, generator_or_none, shown, whole_number
-from nclbayes.data.nesting import tensors_of
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.errors import DataError, FileError, SettingError
 from nclbayes.isolation.failures import of_task
+from nclbayes.watch.nesting import tensors_of
 
 
 def check_posterior(model: object, engine: object, initial: object, generator: object, example: object) -> None:

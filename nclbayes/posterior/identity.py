@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from nclbayes.data.checking import has_plain_memory
-from nclbayes.data.nesting import tensors_of
 from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
 from nclbayes.posterior.joining import Joined, look
 from nclbayes.posterior.query import base_of, parameters_of
+from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Model
 
 # So many numbers of each parameter are kept to compare: a model of many outputs has millions.

@@ -12,7 +12,6 @@ from torch import Tensor
 from nclbayes.blocks import Block, KroneckerBlock, find_blocks
 from nclbayes.blocks.layout import quoted
 from nclbayes.data.checking import AllowedTargets
-from nclbayes.data.nesting import tensors_of
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
 from nclbayes.engines.base import Engine
@@ -24,6 +23,7 @@ from nclbayes.gaussians.gradients import rows_of_blocks
 from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.watch import ModelRun, watch
+from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Model
 from nclbayes.watch.sites import base_normal
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch import distributions as torch_dist
 from torch.func import jacrev, vmap
 
-from nclbayes.data.nesting import mapped
 from nclbayes.errors import DataError, ModelError
 from nclbayes.gaussians import State
 from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.posterior.query import Query, base_of, masked_like
+from nclbayes.watch.nesting import mapped
 from nclbayes.watch.sites import base_normal
 
 # Jacobians are computed for so many examples at a time that they hold about so many numbers.

@@ -52,6 +52,13 @@ class Centred:
         net: The network.
         scale: The standard deviation, or those of patterns of names.
         relative: Whether it is in units of each layer's own spread.
+
+    Example:
+        >>> import torch
+        >>> from nclbayes.priors import Centred
+        >>> net = torch.nn.Linear(3, 2)
+        >>> Centred(net, {"*": 0.5}, relative=False)("bias", net.bias).scale
+        tensor([0.5000, 0.5000])
     """
 
     def __init__(self, net: nn.Module, scale: float | Mapping[str, float], *, relative: bool) -> None:

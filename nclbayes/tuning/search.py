@@ -18,7 +18,6 @@ from torch import Tensor
 from nclbayes import priors
 from nclbayes.analysis.evaluation import Metric
 from nclbayes.data.checking import number, shown, whole_number
-from nclbayes.data.nesting import tensors_of
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import identity
@@ -33,6 +32,7 @@ from nclbayes.storage.reading import opened
 from nclbayes.tuning.pilot import Pilot, held_out
 from nclbayes.tuning.ranges import Plan, Range, ranges_of
 from nclbayes.tuning.trials import needed, search
+from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Model
 
 # In bytes.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nclbayes.data.nesting import mapped
 from nclbayes.errors import DataError, NonFiniteError
 from nclbayes.isolation import Alone
 from nclbayes.isolation.failures import running
 from nclbayes.watch.maps import MapRecorder
+from nclbayes.watch.nesting import mapped
 from nclbayes.watch.sites import Latent, Observed, SiteRecorder
 from nclbayes.watch.uses import LinearUse, OtherUse
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import nclbayes as ncl
-from nclbayes.data.nesting import joined, mapped, tensors_of
 from nclbayes.data.task import to_device
 from nclbayes.errors import FileError, ModelError, NCLError, SettingError
 from nclbayes.methods import EWC, ReplayLearner
+from nclbayes.watch.nesting import joined, mapped, tensors_of
 
 WORDS, LENGTH, EXAMPLES = 11, 6, 60
 

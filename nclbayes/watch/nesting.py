@@ -21,7 +21,7 @@ def mapped(function: Callable[[Tensor], Any], item: Any, otherwise: Callable[[An
 
     Example:
         >>> import torch
-        >>> from nclbayes.data.nesting import mapped
+        >>> from nclbayes.watch.nesting import mapped
         >>> mapped(len, {"ids": torch.zeros(3, 2), "kind": "text"})
         {'ids': 3, 'kind': 'text'}
     """
