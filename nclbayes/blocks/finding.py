@@ -113,8 +113,8 @@ def _diagonal_block(run: ModelRun, site: str, linear: list[LinearUse], others: l
         if use.kind is CallKind.FUSED:
             raise UnsupportedUseError(
                 f"Site '{site}' enters {use.call}, a fused kernel that hides its linear maps from the Fisher. "
-                "Write the network with one F.linear (or x @ w) for each map: a recurrent network as a loop over "
-                "time steps, attention with separate projections."
+                "ncl.nn.visible(net) lets it see those of torch's recurrent networks and attention. In a module of "
+                "your own, write one F.linear (or x @ w) for each map: a recurrent network as a loop over time steps."
             )
     if not others and not linear:
         reason = "a bias that belongs to no single map"

@@ -236,13 +236,17 @@ def efficientnet() -> Made:
     return EfficientNet.from_name("efficientnet-b0", num_classes=2, image_size=SIDE), images()
 
 
-def plain_torch(name: str) -> Callable[[], Made]:
+def plain_torch(name: str, shown: bool = False) -> Callable[[], Made]:
+    """A module of torch's, perhaps made visible."""
+
     def make() -> Made:
-        if name == "LSTM":
-            return _Last(nn.LSTM(4, 16, batch_first=True)), torch.randn(EXAMPLES, 10, 4)
+        if name in ("LSTM", "GRU"):
+            core = getattr(nn, name)(4, 16, batch_first=True)
+            return _Last(ncl.nn.visible(core) if shown else core), torch.randn(EXAMPLES, 10, 4)
         if name == "TransformerEncoder":
             layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-            return _Averaged(nn.TransformerEncoder(layer, 2)), torch.randn(EXAMPLES, 10, 16)
+            encoder = nn.TransformerEncoder(layer, 2)
+            return _Averaged(ncl.nn.visible(encoder) if shown else encoder), torch.randn(EXAMPLES, 10, 16)
         norm = nn.utils.parametrizations.weight_norm
         return nn.Sequential(norm(nn.Linear(4, 16)), nn.Tanh(), norm(nn.Linear(16, 2))), torch.randn(EXAMPLES, 4)
 
@@ -287,13 +291,15 @@ NETWORKS: dict[str, Callable[[], Made]] = {
         "Mixtral", num_key_value_heads=2, num_local_experts=4, **{**_TEXT, "num_hidden_layers": 1}
     ),
     "transformers: ViT": vision("ViT", **_VISION),
-    "transformers: DeiT": vision("Deit", **_VISION),
+    "transformers: DeiT": vision("DeiT", **_VISION),
     "transformers: BEiT": vision("Beit", **_VISION),
-    "transformers: Swin": vision("Swin", image_size=SIDE, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2]),
+    "transformers: Swin": vision(
+        "Swin", image_size=SIDE, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4
+    ),
     "transformers: ConvNeXt": vision("ConvNext", hidden_sizes=[16, 32], depths=[1, 1], num_stages=2),
     "timm: ResNet-10t": timm_model("resnet10t"),
     "timm: ViT": timm_model("vit_tiny_patch16_224", img_size=SIDE, patch_size=8, embed_dim=32, depth=2, num_heads=2),
-    "timm: MLP-Mixer": timm_model("mixer_s32_224", img_size=SIDE, patch_size=8, embed_dim=32, num_blocks=2),
+    "timm: MLP-Mixer": timm_model("mixer_s16_224", img_size=SIDE, embed_dim=32, num_blocks=2),
     "timm: ConvNeXt": timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 16)),
     "timm: EfficientNet": timm_model("efficientnet_lite0"),
     "timm: MobileNetV3": timm_model("mobilenetv3_small_050"),
@@ -319,7 +325,9 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     "rtdl_revisiting_models: ResNet": tabular("ResNet"),
     "efficientnet_pytorch: EfficientNet-b0": efficientnet,
     "torch: LSTM": plain_torch("LSTM"),
-    "torch: TransformerEncoder": plain_torch("TransformerEncoder"),
+    "torch: LSTM, visible": plain_torch("LSTM", shown=True),
+    "torch: GRU, visible": plain_torch("GRU", shown=True),
+    "torch: TransformerEncoder, visible": plain_torch("TransformerEncoder", shown=True),
     "torch: weight_norm": plain_torch("weight_norm"),
 }
 
