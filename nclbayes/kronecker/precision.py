@@ -199,6 +199,12 @@ def inverse_root(factor: Tensor) -> Tensor:
 def _invert(name: str, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inverse, its root and log determinant of one factor, computed in float64."""
     check_symmetric(name, matrix)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).double()
+    if int(matrix.count_nonzero()) == diagonal.numel() and bool((diagonal > 0).all()):
+        # As of a prior: nothing to factorise, however large it is.
+        scale = diagonal.rsqrt()
+        inverse, root = (torch.diag_embed(values).to(matrix.dtype) for values in (scale.square(), scale))
+        return inverse, root, diagonal.log().sum(-1)
     factor = cholesky(name, matrix.double())
     root = inverse_root(factor)
     logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -126,3 +126,24 @@ def test_a_bad_factor_is_named(bad, message):
         KroneckerPrecision.factorise(bad, GOOD)
     with pytest.raises(MatrixError, match=f"^the output factor {message}"):
         KroneckerPrecision.factorise(GOOD, bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_diagonal_factors_are_inverted_as_others_are(dtype: torch.dtype) -> None:
+    """With a number off the diagonal that is too small to count, they take the way of all others."""
+    diagonal = torch.tensor([[0.5, 2.0, 1e-3], [7.0, 1e4, 3.0]], dtype=dtype)
+    plain = torch.diag_embed(diagonal)
+    other = plain.clone()
+    other[..., 0, 1] = other[..., 1, 0] = 1e-12
+    first, second = (
+        KroneckerPrecision.factorise(matrix, torch.eye(2, dtype=dtype).expand(2, 2, 2)) for matrix in (plain, other)
+    )
+    for name in ("input_inverse", "input_root", "output_inverse", "output_root", "logdet"):
+        torch.testing.assert_close(getattr(first, name), getattr(second, name), rtol=1e-6, atol=1e-8)
+
+
+def test_a_diagonal_factor_that_is_not_positive_is_refused() -> None:
+    with pytest.raises(MatrixError, match="not positive definite"):
+        KroneckerPrecision.factorise(torch.diag(torch.tensor([1.0, -1.0])), torch.eye(2))
+    with pytest.raises(MatrixError, match="not positive definite"):
+        KroneckerPrecision.factorise(torch.diag(torch.tensor([1.0, 0.0])), torch.eye(2))
