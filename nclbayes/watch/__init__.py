@@ -2,6 +2,7 @@
 
 from nclbayes.watch.maps import MapRecorder, is_watched
 from nclbayes.watch.run import ModelRun, watch
+from nclbayes.watch.separable import Separable
 from nclbayes.watch.sites import Latent, Observed, SiteRecorder
 from nclbayes.watch.steps import valid_steps
 from nclbayes.watch.uses import LinearUse, OtherUse
@@ -13,6 +14,7 @@ __all__ = [
     "ModelRun",
     "Observed",
     "OtherUse",
+    "Separable",
     "SiteRecorder",
     "is_watched",
     "valid_steps",

@@ -30,6 +30,17 @@ class Separable:
         shape: The shape of that output, examples along its first dimension.
         parts: The gradients of some examples, from that of the output of these, [examples, *site].
         index: Which rows of a table the output holds, if it holds nothing else.
+
+    Example:
+        >>> import pyro, torch
+        >>> import pyro.distributions as dist
+        >>> from nclbayes.watch import watch
+        >>> def model(x, y):
+        ...     gain = pyro.sample("gain", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        ...     pyro.sample("y", dist.Normal(x * gain, 1.0).to_event(1), obs=y)
+        >>> (use,) = watch(model, (torch.ones(5, 2), torch.zeros(5, 2))).others
+        >>> use.separable.parts(torch.ones(3, 2), slice(0, 3)).shape  # the gradients of the first three examples
+        torch.Size([3, 2])
     """
 
     edge: GradientEdge

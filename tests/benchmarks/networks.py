@@ -304,7 +304,6 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     "timm: EfficientNet": timm_model("efficientnet_lite0"),
     "timm: MobileNetV3": timm_model("mobilenetv3_small_050"),
     "timm: RegNet": timm_model("regnetx_002"),
-    "timm: LeViT": timm_model("levit_128s", img_size=224),
     "torchvision: ResNet-18": torchvision_model("resnet18"),
     "torchvision: MobileNetV2": torchvision_model("mobilenet_v2"),
     "torchvision: SqueezeNet": torchvision_model("squeezenet1_1"),
