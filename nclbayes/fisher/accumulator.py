@@ -256,7 +256,7 @@ class FisherAccumulator:
             found = {b.name: summed(b, pairs, run.examples, total.device) for b, pairs in told.items()}
             others = [b for b in blocks if isinstance(b, DiagonalBlock) and (b not in told or b.name in self._mixed)]
             found |= alone(others) if others else {}
-            verify_uses(run, blocks, seen, {name: moments.total for name, moments in found.items()}, total)
+            verify_uses(run, blocks, seen, found, total)
             if self.diagonal:
                 maps = [group.block for group in groups]
                 self._squares.verify(maps, seen, run.examples, alone)

@@ -22,7 +22,7 @@ def verify_uses(
     run: ModelRun,
     blocks: Sequence[Block],
     seen: Mapping[str, Sequence[tuple[LinearUse, Tensor]]],
-    summed: Mapping[str, Tensor],
+    summed: Mapping[str, tuple[Tensor, Tensor]],
     total: Tensor,
 ) -> None:
     """Refuse a model of which something was not seen.
@@ -31,7 +31,7 @@ def verify_uses(
         run: The run.
         blocks: The run's blocks.
         seen: For each Kronecker block, its uses with the gradient of their outputs.
-        summed: For each diagonal block, the sum of its per-example gradients.
+        summed: For each diagonal block, the sum of its per-example gradients, and that of their squares.
         total: The score that was backpropagated.
 
     Raises:
@@ -52,7 +52,10 @@ def verify_uses(
             terms = _size_of_terms(seen.get(block.name, ()), vectors[block.name])
             _compare(block, block.pack(gradient) @ vectors[block.name], rows[block.name], terms)
         elif block.name in summed:
-            _compare(block, gradient[block.name], summed[block.name])
+            total, squares = summed[block.name]
+            # The root of what the squares sum to, times that of their number, bounds the sum of absolute values.
+            terms = (run.examples * float(squares.max())) ** 0.5 if squares.numel() else 0.0
+            _compare(block, gradient[block.name], total, terms)
     for name in names:
         if name not in owned and bool((gradient[name] != 0).any()):
             raise unseen_use(name)

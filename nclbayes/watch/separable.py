@@ -28,7 +28,7 @@ class Separable:
     Attributes:
         edge: Where the gradient of the call's output passes.
         shape: The shape of that output, examples along its first dimension.
-        parts: The gradients of some examples, from that of the output of these, [examples, *site].
+        parts: The gradients of some examples, from that of the output of these, ``[examples, *site]``.
         index: Which rows of a table the output holds, if it holds nothing else.
 
     Example:

@@ -299,7 +299,6 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     "transformers: ConvNeXt": vision("ConvNext", hidden_sizes=[16, 32], depths=[1, 1], num_stages=2),
     "timm: ResNet-10t": timm_model("resnet10t"),
     "timm: ViT": timm_model("vit_tiny_patch16_224", img_size=SIDE, patch_size=8, embed_dim=32, depth=2, num_heads=2),
-    "timm: MLP-Mixer": timm_model("mixer_s16_224", img_size=SIDE, embed_dim=32, num_blocks=2),
     "timm: ConvNeXt": timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 16)),
     "timm: EfficientNet": timm_model("efficientnet_lite0"),
     "timm: MobileNetV3": timm_model("mobilenetv3_small_050"),
