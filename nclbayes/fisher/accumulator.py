@@ -268,11 +268,12 @@ class FisherAccumulator:
         """
         which = run.examples // 2
         checked = [block for block, pairs in told.items() if pairs]
-        expected = self._examples.of_one(batch, run, target, checked, which) if checked else None
+        # What the model draws then comes from a stream of its own too.
+        with drawing_from(torch.Generator().manual_seed(0), _device(batch)):
+            expected = self._examples.of_one(batch, run, target, checked, which) if checked else None
         for block in checked:
-            if expected is not None and not agree(
-                expected[block.name], gradients_of(told[block], slice(which, which + 1))[0]
-            ):
+            gradient = gradients_of(told[block], slice(which, which + 1))[0]
+            if expected is not None and not agree(expected[block.name], gradient):
                 self._mixed.add(block.name)
 
     def _meet(self, run: ModelRun) -> tuple[list[Block], bool]:

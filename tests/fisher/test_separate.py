@@ -209,3 +209,21 @@ def test_parametrised_layers_learn(norm: Any) -> None:
     posterior.update(task, progress=False)
     assert float((posterior.predict(x).logits.argmax(-1) == task.train[1]).float().mean()) > 0.95
     assert any(_is_diagonal(state.block) for state in posterior.blocks.values())
+
+
+def test_a_check_changes_no_draw_of_a_noisy_model() -> None:
+    """An accumulator that has met a form before, and one that takes it up, draw the same."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", normal((4,)))
+        pyro.sample("y", dist.Normal(F.dropout(x * w, 0.5).sum(-1), 1.0), obs=y)
+
+    found = []
+    for checks in (1, 2):
+        fisher = FisherAccumulator(model, {"w": torch.ones(4)}, generator=torch.Generator().manual_seed(3))
+        for k in range(2):
+            if k == checks - 1:
+                fisher._forms.clear()
+            fisher.update((X, torch.zeros(EXAMPLES)))
+        found.append(fisher.factors()["w"].diagonal)
+    assert torch.equal(*found)
