@@ -10,7 +10,6 @@ from dataclasses import replace
 from nclbayes.blocks.layout import Block, DiagonalBlock, KroneckerBlock, quoted
 from nclbayes.errors import LatentError, UnsupportedUseError
 from nclbayes.watch import LinearUse, ModelRun, OtherUse
-from nclbayes.watch.calls import CallKind
 from nclbayes.watch.rows import ConvolutionRows
 from nclbayes.watch.sites import base_normal
 
@@ -19,8 +18,8 @@ def find_blocks(run: ModelRun) -> dict[str, Block]:
     """The blocks of the sites that a run used.
 
     A weight whose every use is a linear map makes a Kronecker block, together with its bias if that serves no other
-    map; what is used elementwise, as a gain, or as an embedding makes a diagonal block. A latent site that the run
-    met but did not use makes none.
+    map; what is used in any other way (a gain, an embedding, a slice) makes a diagonal block. A latent site that the
+    run met but did not use makes none.
 
     Args:
         run: A watched run of the model.
@@ -110,7 +109,7 @@ def _form(use: LinearUse) -> tuple[str, int]:
 def _diagonal_block(run: ModelRun, site: str, linear: list[LinearUse], others: list[OtherUse]) -> DiagonalBlock:
     shape = tuple(run.latents[site].value.shape)
     for use in others:
-        if use.kind is CallKind.FUSED:
+        if use.is_fused:
             raise UnsupportedUseError(
                 f"Site '{site}' enters {use.call}, a fused kernel that hides its linear maps from the Fisher. "
                 "ncl.nn.visible(net) lets it see those of torch's recurrent networks and attention. In a module of "

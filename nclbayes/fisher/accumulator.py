@@ -14,7 +14,7 @@ from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
 from nclbayes.fisher.per_example import ExampleGradients
-from nclbayes.fisher.separate import Piece, Told, gradients_of, pieces_of, summed
+from nclbayes.fisher.separate import Told, gradients_of, pieces_of, summed
 from nclbayes.fisher.sums import BlockSums, KroneckerFisher
 from nclbayes.fisher.targets import (
     FisherKind,
@@ -29,7 +29,7 @@ from nclbayes.fisher.targets import (
 from nclbayes.fisher.verify import agree, verify_uses
 from nclbayes.isolation import as_found, drawing_from
 from nclbayes.storage import under
-from nclbayes.watch import LinearUse, ModelRun, Observed, watch
+from nclbayes.watch import LinearUse, ModelRun, Observed, Separable, watch
 from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Batch, Model, batch_size
 
@@ -241,7 +241,7 @@ class FisherAccumulator:
         observed: Mapping[str, Observed],
         blocks: Sequence[Block],
         groups: list[_KroneckerUses],
-        separate: Mapping[DiagonalBlock, list[Piece] | None],
+        separate: Mapping[DiagonalBlock, list[Separable] | None],
     ) -> None:
         """Refuse a model of which something was not seen."""
         # Of their own stream, so that a check more or less changes no other draw.
@@ -344,7 +344,7 @@ class _KroneckerUses:
 
 
 def _backpropagate(
-    total: Tensor, groups: list[_KroneckerUses], separate: Mapping[DiagonalBlock, list[Piece] | None]
+    total: Tensor, groups: list[_KroneckerUses], separate: Mapping[DiagonalBlock, list[Separable] | None]
 ) -> tuple[dict[str, Pairs], dict[DiagonalBlock, Told]]:
     """The gradient of a score at the output of every map, and every other use, that it depends on, by block."""
     edges = [use.edge for group in groups for use in group.uses]

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from nclbayes.blocks import DiagonalBlock
 from nclbayes.fisher.per_example import NUMBERS, Moments
-from nclbayes.watch import LinearUse, ModelRun
+from nclbayes.watch import LinearUse, ModelRun, Separable
 from nclbayes.watch.separable import Parts, keyed
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One use of a weight: where the gradient of the call passes, and how it falls into those of examples.
-
-    Attributes:
-        edge: Where it passes.
-        shape: The shape of the call's output.
-        parts: From that gradient to those of some examples.
-        index: Which rows of a table were looked up, if that is all.
-    """
-
-    edge: GradientEdge
-    shape: torch.Size
-    parts: Parts
-    index: Tensor | None = None
-
-
-def pieces_of(block: DiagonalBlock, run: ModelRun) -> list[Piece] | None:
+def pieces_of(block: DiagonalBlock, run: ModelRun) -> list[Separable] | None:
     """The uses of a weight, if all of them tell examples apart; but for idle ones, which may be none.
 
     Args:
@@ -46,13 +27,13 @@ def pieces_of(block: DiagonalBlock, run: ModelRun) -> list[Piece] | None:
     for other in (use for use in run.others if use.site == block.name and not use.idle):
         if other.separable is None or other.separable.shape[0] != run.examples:
             return None
-        found.append(Piece(other.separable.edge, other.separable.shape, other.separable.parts, other.separable.index))
+        found.append(other.separable)
     for use in run.linear:
         if block.name in (use.weight, use.bias):
             parts = _of_rows(block, use, run.examples)
             if parts is None:
                 return None
-            found.append(Piece(use.edge, use.shape, parts))
+            found.append(Separable(use.edge, use.shape, parts))
     return found or None
 
 
@@ -76,7 +57,7 @@ def _of_rows(block: DiagonalBlock, use: LinearUse, examples: int) -> Parts | Non
     return parts
 
 
-Told = Sequence[tuple[Piece, Tensor]]
+Told = Sequence[tuple[Separable, Tensor]]
 """The uses of a weight that the likelihood depends on, each with the gradient of its call's output."""
 
 

@@ -12,7 +12,7 @@ from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nclbayes.errors import DataError, UnsupportedUseError
-from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, CallKind, call_name
+from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, call_name
 from nclbayes.watch.others import Derived, OtherUses, edge_of
 from nclbayes.watch.rows import ConvolutionRows, ProductRows
 from nclbayes.watch.sites import learnable_parameter
@@ -103,8 +103,8 @@ class MapRecorder(TorchFunctionMode):
             if func is Tensor.__setitem__:
                 # It changes a copy of a weight in place, and returns nothing.
                 written = _tensors(args, kwargs)
-                self._others.add(func, (alias.site for alias in self._sites_among(written)), args)
-                self._others.add(func, (site for part in self._others.among(written) for site in part.values), args)
+                self._others.add(func, (alias.site for alias in self._sites_among(written)))
+                self._others.add(func, (site for part in self._others.among(written) for site in part.values))
             return out
         if func is Tensor.requires_grad_:
             return out
@@ -136,7 +136,7 @@ class MapRecorder(TorchFunctionMode):
             if held is not None:
                 _, use = held
                 assert use.bias is not None
-                self.others.append(OtherUse(use.bias, call_name(func), CallKind.ELEMENTWISE))
+                self.others.append(OtherUse(use.bias, call_name(func)))
                 use.bias = None
 
     def _linear_use(self, func: Callable[..., Any], out: Any, args: Any, kwargs: Any) -> LinearUse | None:

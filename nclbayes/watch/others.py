@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Size, Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from nclbayes.watch.calls import CallKind, call_kind, call_name
+from nclbayes.watch.calls import call_name, is_fused
 from nclbayes.watch.separable import Parts, Separable, chained, looked_up, parts_of, products_of, rows_of
 from nclbayes.watch.uses import OtherUse
 
@@ -24,14 +24,12 @@ class Derived:
         values: The weights, by site.
         version: How often it had been written into then.
         call: The torch function that made it.
-        kind: What that does.
     """
 
     tensor: Tensor
     values: Mapping[str, Tensor]
     version: int
     call: str = ""
-    kind: CallKind = CallKind.ELEMENTWISE
 
     @property
     def is_as_it_was(self) -> bool:
@@ -70,15 +68,14 @@ class OtherUses:
         self._consumed.update(found)
         return list(found.values())
 
-    def add(self, func: Callable[..., Any], sites: Iterable[str], args: Any) -> None:
+    def add(self, func: Callable[..., Any], sites: Iterable[str]) -> None:
         """Note a use of which nothing is known but that it is one.
 
         Args:
             func: The torch function.
             sites: The sites.
-            args: Its positional arguments.
         """
-        self.uses += (OtherUse(site, call_name(func), call_kind(func, args)) for site in sites)
+        self.uses += (OtherUse(site, call_name(func), is_fused(func)) for site in sites)
 
     def note(
         self, func: Callable[..., Any], out: Any, tensors: list[Tensor], parts: list[Derived], args: Any, kwargs: Any
@@ -102,20 +99,19 @@ class OtherUses:
                 if found is not None:
                     own = index if part.tensor is value else None
                     separable = Separable(edge_of(out), out.shape, chained(found, part.tensor, value), own)
-                self.uses.append(OtherUse(site, call_name(func), call_kind(func, args), separable))
+                self.uses.append(OtherUse(site, call_name(func), is_fused(func), separable))
 
     def finish(self) -> None:
         """Note what the model itself did not use any more: it may be part of a distribution."""
         for key, derived in self._derived.items():
             if key not in self._consumed:
-                self.uses += (OtherUse(site, derived.call, derived.kind, idle=True) for site in derived.values)
+                self.uses += (OtherUse(site, derived.call, idle=True) for site in derived.values)
 
     def _follow(
         self, func: Callable[..., Any], out: Any, tensors: list[Tensor], parts: list[Derived], args: Any, kwargs: Any
     ) -> bool:
         """Whether a call's output depends on weights alone; it is then followed to where it meets the examples."""
-        kind = call_kind(func, args)
-        if kind is CallKind.FUSED or not all(part.is_as_it_was or part.tensor is out for part in parts):
+        if is_fused(func) or not all(part.is_as_it_was or part.tensor is out for part in parts):
             return False
         met = {id(part.tensor) for part in parts}
         if not all(id(tensor) in met for tensor in tensors):
@@ -128,7 +124,7 @@ class OtherUses:
         values = {site: value for part in parts for site, value in part.values.items()}
         for tensor in (out,) if isinstance(out, Tensor) else out:
             if isinstance(tensor, Tensor):
-                self._derived[id(tensor)] = Derived(tensor, values, tensor._version, call_name(func), kind)
+                self._derived[id(tensor)] = Derived(tensor, values, tensor._version, call_name(func))
                 self._consumed.discard(id(tensor))
         return True
 

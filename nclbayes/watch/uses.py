@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from nclbayes.errors import NCLError
-from nclbayes.watch.calls import CallKind, call_name
+from nclbayes.watch.calls import call_name
 from nclbayes.watch.rows import ConvolutionRows, ProductRows, only_valid
 from nclbayes.watch.separable import Separable
 
@@ -107,7 +107,7 @@ class OtherUse:
     Attributes:
         site: The site.
         call: The torch function, for messages.
-        kind: What the call does with the site.
+        is_fused: Whether the call runs linear maps of the site inside that nobody can see.
         separable: How its gradient falls into those of examples, where that is known.
         idle: Whether what was computed from it was not used any more, unless by a distribution.
 
@@ -125,6 +125,6 @@ class OtherUse:
 
     site: str
     call: str
-    kind: CallKind
+    is_fused: bool = False
     separable: Separable | None = None
     idle: bool = False

@@ -42,7 +42,7 @@ def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     used = {use.weight for use in recorder.linear} | {use.bias for use in recorder.linear}
     used |= {use.site for use in recorder.others}
     assert used - {None} == {name for name, _ in module.named_parameters()}
-    assert not [use for use in recorder.others if use.kind.value == "fused"]
+    assert not [use for use in recorder.others if use.is_fused]
     return out
 
 
