@@ -122,9 +122,9 @@ class LaplaceStepper:
         Returns:
             The mean negative log likelihood before the step.
         """
-        lr = self._rate.allowed(lr, batch, self.values())
+        rate = self._rate.allowed(lr, batch, self.values())
         value, gradient, examples = self._likelihood(batch, self._leaves)
-        take_step(self._blocks, gradient, examples, lr, self._settings)
+        take_step(self._blocks, gradient, examples, rate, self._settings)
         return -value / examples
 
     def tensors(self) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,18 @@ from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.gaussians.gradients import Gradient
 from nclbayes.gaussians.preconditioners import Elementwise
+
+
+class Rate(NamedTuple):
+    """How large a step is.
+
+    Attributes:
+        lr: The learning rate.
+        pulls: How many times the previous posterior pulls in it.
+    """
+
+    lr: float
+    pulls: int = 1
 
 
 class BlockSteps:
@@ -31,6 +44,9 @@ class BlockSteps:
         size: N.
         prior: The block's prior, where earlier tasks are to be held by a stiffness; None: each direction is held as
             firmly as the block's own precision says.
+
+    Attributes:
+        pull: The largest eigenvalue of the pull, lambda (tau / N) P Lambda.
     """
 
     def __init__(
@@ -44,7 +60,7 @@ class BlockSteps:
         self._momentum = torch.zeros_like(self.theta)
         self._stiffening = None if prior is None else state.stiffening(prior)
         if self._stiffening is None:
-            self._preconditioner = state.preconditioner(self._tau, self._damping)
+            self._precondition(None)
 
     def hold(self, stiffness: float) -> None:
         """Hold earlier tasks so firmly from now on, where they are held by a stiffness.
@@ -53,7 +69,11 @@ class BlockSteps:
             stiffness: How many times more slowly than a free direction the mean one is learnt.
         """
         if self._stiffening is not None:
-            self._preconditioner = self.state.preconditioner(self._tau, self._damping, self._stiffening(stiffness))
+            self._precondition(self._stiffening(stiffness))
+
+    def _precondition(self, held: State | None) -> None:
+        self._preconditioner = self.state.preconditioner(self._tau, self._damping, held)
+        self.pull = self._pull * self._preconditioner.pull_strength if self._pull else 0.0
 
     @property
     def name(self) -> str:
@@ -92,12 +112,7 @@ class BlockSteps:
         assert isinstance(self._preconditioner, Elementwise)
         return float((self._preconditioner.weights * fisher.diagonal).sum())
 
-    @property
-    def pull(self) -> float:
-        """The largest eigenvalue of the pull, lambda (tau / N) P Lambda."""
-        return self._pull * self._preconditioner.pull_strength if self._pull else 0.0
-
-    def direction(self, gradient: Gradient, examples: int) -> Tensor:
+    def direction(self, gradient: Gradient, examples: int, pulls: int = 1) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).
 
         With damping or a stiffness, another P takes the place of Lambda^-1, and P Lambda (theta - mu) that of
@@ -106,13 +121,14 @@ class BlockSteps:
         Args:
             gradient: The gradient g of a batch's log likelihood.
             examples: B.
+            pulls: How many times the last term is added.
 
         Returns:
             M itself, not a copy; a step is ``theta - lr M``.
         """
         self._preconditioner.add(self._momentum, gradient, self._rho, -1 / examples)
-        if self._pull != 0:
-            self._preconditioner.add_pull(self._momentum, self.theta, self.state.loc, self._pull)
+        if pulls and self._pull:
+            self._preconditioner.add_pull(self._momentum, self.theta, self.state.loc, pulls * self._pull)
         return self._momentum
 
 
@@ -146,7 +162,11 @@ def hold(blocks: list[BlockSteps], stiffness: float) -> None:
 
 
 def take_step(
-    blocks: list[BlockSteps], gradient: Mapping[str, Gradient], examples: int, lr: float, settings: EngineSettings
+    blocks: list[BlockSteps],
+    gradient: Mapping[str, Gradient],
+    examples: int,
+    rate: Rate,
+    settings: EngineSettings,
 ) -> None:
     """Theta <- theta - lr M in every block, scaled back to the trust radius if there is one.
 
@@ -154,10 +174,10 @@ def take_step(
         blocks: The blocks.
         gradient: The gradient of a batch's log likelihood, by block.
         examples: B.
-        lr: The learning rate.
+        rate: How large a step.
         settings: The engine's settings.
     """
-    directions = [steps.direction(gradient[steps.name], examples) for steps in blocks]
+    directions, lr = [steps.direction(gradient[steps.name], examples, rate.pulls) for steps in blocks], rate.lr
     if settings.trust_radius is not None:
         length = sum(steps.state.quadratic(lr * m) for steps, m in zip(blocks, directions, strict=True)) / 2
         lr *= min(1.0, settings.trust_radius / math.sqrt(length)) if length > 0 else 1.0

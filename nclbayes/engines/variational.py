@@ -128,13 +128,13 @@ class VariationalStepper:
         Returns:
             The mean negative log likelihood at the samples.
         """
-        lr, particles = self._rate.allowed(lr, batch, self.values()), self._settings.particles
+        rate, particles = self._rate.allowed(lr, batch, self.values()), self._settings.particles
         total, fit, examples = self._particle(batch)
         for _ in range(particles - 1):
             gradient, value, _ = self._particle(batch)
             total = {name: total[name] + g for name, g in gradient.items()}  # type: ignore[operator]
             fit += value
-        take_step(self._blocks, total, examples * particles, lr, self._settings)
+        take_step(self._blocks, total, examples * particles, rate, self._settings)
         self._weight /= 1 - self._settings.beta
         if self._weight > _LARGEST_WEIGHT:
             self._fisher.scale(1 / self._weight)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import nclbayes as ncl
+from nclbayes.engines import stability
 from nclbayes.errors import NonFiniteError
 from nclbayes.gaussians.preconditioners import Elementwise, TwoSided
 from tests.engines.paper import laplace
@@ -119,3 +120,34 @@ def test_the_pull_is_measured_where_it_is_preconditioned_too() -> None:
     weights = torch.rand(3, 4)
     assert Elementwise(weights, 2 * weights).pull_strength == pytest.approx(2 * float(weights.max()))
     assert Elementwise(weights, None).pull_strength == 1.0
+
+
+def end_of(scale: float, monkeypatch: pytest.MonkeyPatch, together: int) -> tuple[torch.Tensor, list[int]]:
+    """Where the second of two tasks ends in the weights that no example of it reaches, and the pulls of each step."""
+    monkeypatch.setattr(stability, "_PULLS", together)
+    torch.manual_seed(0)
+    x, taken = torch.eye(6).repeat(5, 1), []
+    model = ncl.BayesianNetwork(nn.Linear(6, 2), ncl.Normal(1.0), prior=ncl.priors.scaled(scale))
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=150, stiffness=5.0))
+    posterior.update(ncl.Task((x, x[:, :2].clone()), name="all"), progress=False)
+    add_pull = TwoSided.add_pull
+
+    def counted(self: TwoSided, m: torch.Tensor, theta: torch.Tensor, loc: torch.Tensor, factor: float) -> None:
+        taken.append(len(m))
+        add_pull(self, m, theta, loc, factor)
+
+    monkeypatch.setattr(TwoSided, "add_pull", counted)
+    posterior.update(ncl.Task((x[:2].repeat(200, 1), torch.full((400, 2), 3.0)), name="two inputs"), progress=False)
+    monkeypatch.undo()
+    return posterior.mean()["weight"], taken
+
+
+def test_ten_pulls_at_once_end_where_one_at_a_time_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, each = end_of(100.0, monkeypatch, 1)
+    ten, rare = end_of(100.0, monkeypatch, 10)
+    assert (len(each), len(rare)) == (150, 15)
+    torch.testing.assert_close(ten, one, rtol=1e-3, atol=1e-4)
+
+
+def test_a_strong_pull_is_taken_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(end_of(0.1, monkeypatch, 10)[1]) == 150
