@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.kronecker import KroneckerPrecision
+from nclbayes.kronecker.blockdiagonal import whole
 from nclbayes.kronecker.precision import cholesky
 
 
@@ -71,7 +72,7 @@ class ProductSum:
         self._dense = self._dense + torch.kron(A, G)
         self._logdet = None
 
-    def dense(self) -> Tensor:
+    def whole(self) -> Tensor:
         """The sum, [mn, mn] in float64, in the order of column-stacking vec."""
         return self._dense
 
@@ -95,10 +96,10 @@ class ProductSum:
         Returns:
             Correlation and divergences.
         """
-        d, ratio = product.size, self._inner(product.input_inverse, product.output_inverse)
+        d, ratio = product.size, self._inner(whole(product.input_inverse), whole(product.output_inverse))
         logs = product.logdet.double() - self.logdet
         return Closeness(
-            self._correlation(product.input.double(), product.output.double()),
+            self._correlation(whole(product.input).double(), whole(product.output).double()),
             float((ratio - d + logs) / 2),
             float((logs + d * (ratio / d).log()) / 2),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from pyro.distributions import Independent, Normal
@@ -31,6 +32,7 @@ class KroneckerBlock:
         transposed: Whether the map's matrix is the transpose of that view.
         bias: The bias's site, if any.
         bias_shape: The bias site's shape.
+        widths: How wide the blocks along the diagonals of A and of G may be; 0: as wide as the factor.
     """
 
     name: str
@@ -40,6 +42,7 @@ class KroneckerBlock:
     transposed: bool
     bias: str | None = None
     bias_shape: tuple[int, ...] = ()
+    widths: tuple[int, int] = (0, 0)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -63,6 +66,11 @@ class KroneckerBlock:
     def size(self) -> int:
         """How many weights the block has."""
         return math.prod(self.shape)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a factor is held in blocks."""
+        return any(self.widths)
 
     def pack(self, values: Mapping[str, Tensor]) -> Tensor:
         """Site values as the block's matrix.
@@ -117,20 +125,21 @@ class KroneckerBlock:
         loc = self.pack({site: prior.loc for site, prior in priors.items()})
         return loc, self.pack({site: prior.scale for site, prior in priors.items()})
 
-    def prior(self, latents: Mapping[str, Latent]) -> KroneckerNormal:
-        """The block's Gaussian before any data: the model's prior.
+    def separated(self, latents: Mapping[str, Latent]) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and precisions of the weights before any data, the latter as those of columns times those of rows.
 
         Args:
             latents: The sites as a run met them.
 
         Returns:
-            A Gaussian with diagonal A and G (G = I where the scale is constant for each site).
+            The mean, [..., m, n], and the diagonals of A and G, [..., n] and [..., m], float64 (G = I where the scale
+            is constant for each site).
 
         Raises:
             PriorError: If the prior's precisions are not a row factor times a column factor.
         """
         loc, scale = self.moments(latents)
-        log_precision = scale.log().mul(-2).double()
+        log_precision = scale.double().log().mul(-2)
         # log P_ij = log g_i + log a_j, with mean log g = 0
         columns = log_precision.mean(-2, keepdim=True)
         rows = (log_precision - columns).mean(-1, keepdim=True)
@@ -139,9 +148,19 @@ class KroneckerBlock:
                 f"The prior scales of {quoted(self.sites)} do not separate into a row scale times a column scale, so "
                 "no Kronecker-factored Gaussian has them. Use a constant scale for each site, or one that separates."
             )
-        A = torch.diag_embed(columns.squeeze(-2).exp()).to(loc.dtype)
-        G = torch.diag_embed(rows.squeeze(-1).exp()).to(loc.dtype)
-        return KroneckerNormal(loc, A, G)
+        return loc, columns.squeeze(-2).exp(), rows.squeeze(-1).exp()
+
+    def prior(self, latents: Mapping[str, Latent]) -> KroneckerNormal:
+        """The block's Gaussian before any data: the model's prior.
+
+        Args:
+            latents: The sites as a run met them.
+
+        Returns:
+            A Gaussian with diagonal A and G.
+        """
+        loc, columns, rows = self.separated(latents)
+        return KroneckerNormal(loc, torch.diag_embed(columns).to(loc.dtype), torch.diag_embed(rows).to(loc.dtype))
 
 
 @dataclass(frozen=True)
@@ -157,6 +176,7 @@ class DiagonalBlock:
     name: str
     shape: tuple[int, ...]
     reason: str
+    is_split: ClassVar[bool] = False
 
     @property
     def sites(self) -> tuple[str, ...]:

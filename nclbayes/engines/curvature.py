@@ -46,6 +46,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
         samples=int(engine.fisher_samples),
         temperature=engine.fisher_temperature,
         diagonal=engine.structure is Structure.DIAGONAL,
+        blocks=problem.blocks,
         context=task.context,
         generator=problem.generator,
     )

@@ -91,6 +91,7 @@ class StableRate:
             self._problem.model,
             {**self._problem.fixed, **values},
             diagonal=self._is_diagonal,
+            blocks=self._problem.blocks,
             context=self._problem.task.context,
         )
         self._problem.meet(accumulator.update(batch))

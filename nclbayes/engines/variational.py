@@ -109,6 +109,7 @@ class VariationalStepper:
             kind=settings.fisher,
             samples=int(settings.fisher_samples),
             temperature=settings.fisher_temperature,
+            blocks=problem.blocks,
             context=problem.task.context,
             generator=problem.generator,
         )
@@ -172,7 +173,7 @@ class VariationalStepper:
             steps.restore(parts)
             sampler = {part: tensor.to(device) for part, tensor in under(parts, "sampler.").items()}
             forms = {part: Form(tensor.dtype, tuple(tensor.shape)) for part, tensor in sampler.items()}
-            check_forms(name, forms, steps.state.structure, steps.state.block.shape)
+            check_forms(name, forms, steps.state.structure, steps.state.block)
             check_parts(name, sampler)
             self._draw_from(name, steps.state.with_tensors(sampler))
         self._fisher.restore(

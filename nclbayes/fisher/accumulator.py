@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
+from nclbayes.blocks.structures import as_known
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
 from nclbayes.fisher.per_example import ExampleGradients
@@ -44,6 +45,7 @@ class FisherAccumulator:
         samples: How many targets to draw for each example (kind "model").
         temperature: Divides the logits of Categorical and Bernoulli outputs.
         diagonal: Whether to sum the diagonal only, also of linear maps.
+        blocks: Blocks that are known, by name: they say how much of their factors is summed. By default all is.
         context: Keyword arguments of the model.
         generator: Decides all draws; by default one seeded with 0. The global random state is left as found.
 
@@ -74,6 +76,7 @@ class FisherAccumulator:
         samples: int = 1,
         temperature: float = 1.0,
         diagonal: bool = False,
+        blocks: Mapping[str, Block] | None = None,
         context: Mapping[str, Any] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -94,6 +97,7 @@ class FisherAccumulator:
         self.context = dict(context or {})
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.blocks: dict[str, Block] = {}
+        self._known = dict(blocks or {})
         self.examples = 0.0
         self._forms: dict[Any, list[Block]] = {}
         self._sums: dict[str, BlockSums] = {}
@@ -290,7 +294,7 @@ class FisherAccumulator:
         )
         if form in self._forms:
             return self._forms[form], False
-        blocks = find_blocks(run)
+        blocks = {name: as_known(block, self._known) for name, block in find_blocks(run).items()}
         for name, block in blocks.items():
             if self.blocks.setdefault(name, block) != block:
                 raise ModelError(f"Block '{name}' changed its form between batches: {self.blocks[name]}, {block}.")

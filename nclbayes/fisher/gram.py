@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from nclbayes.kronecker import BlockDiagonal
+from nclbayes.storage import under
 
 # Rows are gathered up to this number before they are multiplied: fewer, longer products are faster.
 _ROWS = 2048
@@ -161,6 +164,120 @@ class GramSum:
         self._partial.zero_()
         self._summed = 0
         return self._total
+
+
+class BlockGramSum:
+    """A running sum of r r^T over rows r of which only blocks along the diagonal are wanted.
+
+    Args:
+        shape: [k] or [stack, k], the shape of one row.
+        widths: Those of the blocks, which add up to k.
+        dtype: The rows' dtype.
+        device: The rows' device.
+    """
+
+    def __init__(self, shape: tuple[int, ...], widths: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        self._widths = list(widths)
+        self._sums = [GramSum((*shape[:-1], width), dtype, device) for width in widths]
+
+    def add(self, rows: Tensor, weight: float = 1.0, in_row_sum: bool = False) -> None:
+        """As of a :class:`GramSum`."""
+        for total, part in zip(self._sums, rows.split(self._widths, dim=-1), strict=True):
+            total.add(part, weight, in_row_sum)
+
+    def scale(self, factor: float) -> None:
+        """As of a :class:`GramSum`."""
+        for total in self._sums:
+            total.scale(factor)
+
+    def value(self, factor: float = 1.0) -> BlockDiagonal:
+        """As of a :class:`GramSum`."""
+        return BlockDiagonal.of(total.value(factor) for total in self._sums)
+
+    def row_sum(self) -> Tensor:
+        """As of a :class:`GramSum`."""
+        return torch.cat([total.row_sum() for total in self._sums], dim=-1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As of a :class:`GramSum`."""
+        return {f"{i}.{name}": t for i, total in enumerate(self._sums) for name, t in total.tensors().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """As of a :class:`GramSum`."""
+        for i, total in enumerate(self._sums):
+            total.restore(under(tensors, f"{i}."))
+
+    def is_finite(self) -> bool:
+        """As of a :class:`GramSum`."""
+        return all(total.is_finite() for total in self._sums)
+
+
+class SquareSum:
+    """A running sum of the squares of rows, in float64: the diagonal of that of r r^T.
+
+    Args:
+        shape: [k] or [stack, k], the shape of one row.
+        device: The rows' device.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self._squares, self._row_sum = (torch.zeros(shape, dtype=torch.float64, device=device) for _ in range(2))
+
+    def add(self, rows: Tensor, weight: float = 1.0, in_row_sum: bool = False) -> None:
+        """As of a :class:`GramSum`."""
+        for piece in rows.split(_ROWS, dim=-2):
+            double = piece.double()
+            self._squares += weight * double.square().sum(-2)
+            if in_row_sum:
+                self._row_sum += weight * double.sum(-2)
+
+    def scale(self, factor: float) -> None:
+        """As of a :class:`GramSum`."""
+        self._squares *= factor
+        self._row_sum *= factor
+
+    def value(self, factor: float = 1.0) -> BlockDiagonal:
+        """As of a :class:`GramSum`."""
+        return BlockDiagonal(((factor * self._squares)[..., None, None],))
+
+    def row_sum(self) -> Tensor:
+        """As of a :class:`GramSum`."""
+        return self._row_sum
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As of a :class:`GramSum`."""
+        return {"squares": self._squares, "row_sum": self._row_sum}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """As of a :class:`GramSum`."""
+        self._squares.copy_(tensors["squares"])
+        self._row_sum.copy_(tensors["row_sum"])
+
+    def is_finite(self) -> bool:
+        """As of a :class:`GramSum`."""
+        return math.isfinite(float(self._squares.sum()))
+
+
+AnyGramSum = GramSum | BlockGramSum | SquareSum
+
+
+def gram_sum(
+    shape: tuple[int, ...], widths: Sequence[int] | None, dtype: torch.dtype, device: torch.device
+) -> AnyGramSum:
+    """A running sum of r r^T, or of blocks along its diagonal.
+
+    Args:
+        shape: [k] or [stack, k], the shape of one row.
+        widths: Those of the blocks; None: all of it.
+        dtype: The rows' dtype.
+        device: The rows' device.
+
+    Returns:
+        What sums as little as is wanted.
+    """
+    if widths is None:
+        return GramSum(shape, dtype, device)
+    return SquareSum(shape, device) if max(widths) == 1 else BlockGramSum(shape, widths, dtype, device)
 
 
 def rounding(width: int, rows: float, dtype: torch.dtype) -> float:

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nclbayes.blocks import KroneckerBlock
-from nclbayes.fisher.gram import GramSum, rounding
+from nclbayes.fisher.gram import AnyGramSum, gram_sum, rounding
+from nclbayes.kronecker import BlockDiagonal
+from nclbayes.kronecker.blockdiagonal import Matrix, each, widths_of
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse
 
@@ -40,8 +42,8 @@ class KroneckerFisher:
         (torch.Size([3, 3]), torch.Size([2, 2]), 5.0)
     """
 
-    input: Tensor
-    output: Tensor
+    input: Matrix
+    output: Matrix
     rows: float
     examples: float
     rtol: float
@@ -131,9 +133,10 @@ class BlockSums:
             G2 = self._exchanged.inputs.value(scale)
             power, power2 = _trace(A) / rows1, _trace(A2) / (rows - rows1)
             ratio = torch.where((power > 0) & (power2 > 0), power / power2, torch.ones_like(power))
-            A, G = A + ratio * A2, G + torch.where(power2 > 0, G2 / ratio, 0.0)
+            share = torch.where(power2 > 0, 1 / ratio, 0.0)
+            A, G = each(torch.add, A, ratio * A2), each(torch.add, G, share * G2)
         if self._block.bias is not None:
-            A = self._bordered(A, rows)
+            A = self._with_bias(A, rows)
         rtol = rounding(max(A.shape[-1], G.shape[-1]), samples * rows, self._dtype)
         return KroneckerFisher(A, G, rows, examples, rtol, self._exchanged is not None)
 
@@ -181,26 +184,48 @@ class BlockSums:
             self._exchanged = self._empty(exchanged=True)
         return self._exchanged
 
-    def _bordered(self, A: Tensor, rows: float) -> Tensor:
+    def _with_bias(self, A: Matrix, rows: float) -> Matrix:
         """A with the row and column of the bias."""
-        whole = F.pad(A, (0, 1, 0, 1))
-        whole[..., -1, :-1] = whole[..., :-1, -1] = self._straight.inputs.row_sum() / rows
+        if isinstance(A, Tensor):
+            return self._bordered(A, rows)
+        *others, last = A.blocks()
+        is_alone = len(others) + 1 < len(self._widths[0])
+        found = [last, self._bordered(last[..., :0, :0], rows)] if is_alone else [self._bordered(last, rows)]
+        return BlockDiagonal.of([*others, *found])
+
+    def _bordered(self, A: Tensor, rows: float) -> Tensor:
+        """A block with the row and column of the bias."""
+        whole, k = F.pad(A, (0, 1, 0, 1)), A.shape[-1]
+        sums = self._straight.inputs.row_sum()
+        whole[..., -1, :-1] = whole[..., :-1, -1] = sums[..., sums.shape[-1] - k :] / rows
         whole[..., -1, -1] = float(self._biased_rows) / rows
         return whole
 
+    @property
+    def _widths(self) -> tuple[list[int], list[int]]:
+        """Those of the blocks of A and of G."""
+        n, m = self._block.shape[-1], self._block.shape[-2]
+        return widths_of(n, self._block.widths[0]), widths_of(m, self._block.widths[1])
+
     def _empty(self, exchanged: bool) -> _Sums:
-        *stack, m, n = self._block.shape
-        n -= self._block.bias is not None
-        z, g = (GramSum((*stack, size), self._dtype, self._device) for size in ((m, n) if exchanged else (n, m)))
-        return _Sums(z, g)
+        stack, (inputs, outputs) = self._block.shape[:-2], self._widths
+        is_blocked = len(inputs) > 1, len(outputs) > 1
+        if self._block.bias is not None:
+            *others, last = inputs
+            inputs = [*others, last - 1] if last > 1 else others
+        sides = [
+            gram_sum((*stack, sum(widths)), widths if blocked else None, self._dtype, self._device)
+            for widths, blocked in zip((inputs, outputs), is_blocked, strict=True)
+        ]
+        return _Sums(*(reversed(sides) if exchanged else sides))
 
 
 @dataclass
 class _Sums:
-    inputs: GramSum
-    gradients: GramSum
+    inputs: AnyGramSum
+    gradients: AnyGramSum
     rows: Tensor | float = 0.0
 
 
-def _trace(matrix: Tensor) -> Tensor:
+def _trace(matrix: Matrix) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from nclbayes.blocks import Block, KroneckerBlock
 from nclbayes.errors import MatrixError
 from nclbayes.gaussians.state import Structure
+from nclbayes.kronecker.blockdiagonal import widths_of
 from nclbayes.kronecker.precision import check_symmetric, kronecker_logdet
 from nclbayes.storage import Form, Misfit
 
@@ -20,19 +23,23 @@ _SLACK = 100.0
 _CHOLESKY = 1e7
 
 
-def check_forms(name: str, forms: Mapping[str, Form], structure: Structure, shape: tuple[int, ...]) -> None:
+def check_forms(name: str, forms: Mapping[str, Form], structure: Structure, block: Block) -> None:
     """Refuse parts that do not have the shapes and dtypes of a block's Gaussian.
 
     Args:
         name: The block's name.
         forms: By part.
         structure: The form of the Gaussian.
-        shape: The block's shape.
+        block: The block.
 
     Raises:
         Misfit: If one is missing, too many, or of another form.
     """
-    shapes = _shapes(structure, shape)
+    shapes = _shapes(structure, block)
+    if "logdet" not in forms and "logdet" in shapes:
+        kept = {p: shape for p, shape in shapes.items() if p.partition(".")[0] in ("input", "output")}
+        lower = {f"{p}/lower": (*shape[:-2], shape[-1] * (shape[-1] + 1) // 2) for p, shape in kept.items()}
+        shapes = {"loc": shapes["loc"], **lower}
     for part in sorted(set(shapes) | set(forms)):
         if part not in forms or part not in shapes:
             raise Misfit(f"the tensor '{name}/{part}' is {'missing' if part in shapes else 'no part of a Gaussian'}")
@@ -54,23 +61,40 @@ def check_parts(name: str, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         Misfit: If they are not finite, not positive definite, or do not belong together to rounding.
     """
-    for part, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise Misfit(f"the tensor '{name}/{part}' has NaN or infinite entries")
+    check_finite(name, tensors)
     if "precision" in tensors:
         if not bool((tensors["precision"] > 0).all()):
             raise Misfit(f"the tensor '{name}/precision' has entries that are not positive")
         return
     logs, tolerance = [], tensors["logdet"].new_tensor(_SLACK * _EPS)
     for side in ("input", "output"):
-        matrix, inverse, root = (tensors[f"{side}{part}"] for part in ("", "_inverse", "_root"))
-        tolerance = torch.maximum(tolerance, _check_factor(f"{name}/{side}", matrix, inverse, root))
-        logs.append(root.diagonal(dim1=-2, dim2=-1).abs().log())
+        found = []
+        for stack in _stacks(side, tensors):
+            matrix, inverse, root = (tensors[f"{side}{part}{stack}"] for part in ("", "_inverse", "_root"))
+            close = _check_factor(f"{name}/{side}{stack}", matrix, inverse, root)
+            tolerance = torch.maximum(tolerance, close.amax(-1) if stack else close)
+            found.append(_logs(root, bool(stack)))
+        logs.append(torch.cat(found, dim=-1))
     (A, G), (n, m) = logs, (logs[0].shape[-1], logs[1].shape[-1])
     logdet = -2 * kronecker_logdet(A.sum(-1), G.sum(-1), n, m)
     size = n * m + kronecker_logdet(A.abs().sum(-1), G.abs().sum(-1), n, m)
     if bool(((tensors["logdet"] - logdet).abs() > tolerance * size).any()):
         raise Misfit(f"the tensor '{name}/logdet' is not the log determinant of the factors")
+
+
+def check_finite(name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse numbers that are none.
+
+    Args:
+        name: The block's name.
+        tensors: By part.
+
+    Raises:
+        Misfit: If one is NaN or infinite.
+    """
+    for part, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise Misfit(f"the tensor '{name}/{part}' has NaN or infinite entries")
 
 
 def check_definite(name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -83,9 +107,20 @@ def check_definite(name: str, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         Misfit: If one is.
     """
-    for side in ("input", "output"):
-        if side in tensors and bool(torch.linalg.cholesky_ex(tensors[side]).info.any()):
-            raise Misfit(f"the tensor '{name}/{side}' is not positive definite")
+    for part in [f"{side}{stack}" for side in ("input", "output") for stack in _stacks(side, tensors)]:
+        if part in tensors and bool(torch.linalg.cholesky_ex(tensors[part]).info.any()):
+            raise Misfit(f"the tensor '{name}/{part}' is not positive definite")
+
+
+def _stacks(side: str, tensors: Mapping[str, Tensor]) -> list[str]:
+    """How the names of the stacks of a factor's blocks end; of a whole one, with nothing."""
+    return sorted(part.removeprefix(side) for part in tensors if part.startswith(f"{side}.")) or [""]
+
+
+def _logs(root: Tensor, is_stack: bool) -> Tensor:
+    """The logarithms of a root's diagonal, [..., k]."""
+    found = root.diagonal(dim1=-2, dim2=-1).abs().log()
+    return found.flatten(-2) if is_stack else found
 
 
 def _check_factor(name: str, A: Tensor, inverse: Tensor, S: Tensor) -> Tensor:
@@ -133,12 +168,17 @@ def _norm(matrix: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(matrix)
 
 
-def _shapes(structure: Structure, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _shapes(structure: Structure, block: Block) -> dict[str, tuple[int, ...]]:
     """The shapes of the parts of a Gaussian."""
-    if structure is Structure.DIAGONAL:
-        return {"loc": shape, "precision": shape}
-    *stack, m, n = shape
-    found = {"loc": shape, "logdet": tuple(stack)}
-    for side, size in (("input", n), ("output", m)):
-        found |= {f"{side}{part}": (*stack, size, size) for part in ("", "_inverse", "_root")}
+    if structure is Structure.DIAGONAL or not isinstance(block, KroneckerBlock):
+        return {"loc": block.shape, "precision": block.shape}
+    *stack, m, n = block.shape
+    found = {"loc": block.shape, "logdet": tuple(stack)}
+    for side, size, most in (("input", n, block.widths[0]), ("output", m, block.widths[1])):
+        widths = widths_of(size, most)
+        shapes = {"": (*stack, size, size)}
+        if len(widths) > 1:
+            counts = [(width, len(list(group))) for width, group in groupby(widths)]
+            shapes = {f".{i}": (*stack, count, width, width) for i, (width, count) in enumerate(counts)}
+        found |= {f"{side}{p}{i}": shape for p in ("", "_inverse", "_root") for i, shape in shapes.items()}
     return found

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock
+from nclbayes.kronecker import BlockDiagonal
+from nclbayes.kronecker.blockdiagonal import Matrix
 from nclbayes.watch import LinearUse, ModelRun
 from nclbayes.watch.rows import ProductRows
 
@@ -31,7 +34,7 @@ class RowGradient:
     def __add__(self, other: RowGradient) -> RowGradient:
         return RowGradient(self.pieces + other.pieces)
 
-    def between(self, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def between(self, left: Matrix, right: Matrix) -> Iterator[tuple[Tensor, Tensor]]:
         """Factors of ``left @ gradient @ right``, which is the sum of their products.
 
         Args:
@@ -42,8 +45,12 @@ class RowGradient:
             [m, R] and [R, n].
         """
         for inputs, gradients, biased in self.pieces:
-            weight, bias = right.split((inputs.shape[-1], right.shape[0] - inputs.shape[-1]))
-            rows = torch.addmm(bias, inputs, weight) if biased else inputs @ weight
+            missing = right.shape[0] - inputs.shape[-1]
+            if isinstance(right, BlockDiagonal):
+                rows = F.pad(inputs, (0, missing), value=float(biased)) @ right
+            else:
+                weight, bias = right.split((inputs.shape[-1], missing))
+                rows = torch.addmm(bias, inputs, weight) if biased else inputs @ weight
             yield (gradients @ left).mT, rows
 
 

@@ -15,10 +15,11 @@ from nclbayes.fisher import KroneckerFisher
 from nclbayes.gaussians.preconditioners import Preconditioner, kronecker_preconditioner
 from nclbayes.gaussians.state import LinearMap, State, Structure
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, fade, kronecker_sum
+from nclbayes.kronecker.blockdiagonal import BlockDiagonal, Matrix, identity_like, widths_of
 from nclbayes.kronecker.stiffening import stiffening
-from nclbayes.kronecker.triangular import between_triangles
+from nclbayes.kronecker.triangular import between_triangles, lower_of, symmetric_of
 
-_PARTS = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root", "logdet")
+_MATRICES = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,16 @@ class KroneckerState(State):
     @property
     def kind(self) -> str:
         """The form of the Gaussian, for people."""
-        return "Kronecker" + ("" if self.block.bias is None else ", with bias")
+        return "Kronecker" + ("" if self.block.bias is None else ", with bias") + self._sides
+
+    @property
+    def _sides(self) -> str:
+        found = ""
+        for side, most, size in zip(("inputs", "outputs"), self.block.widths, reversed(self.block.shape), strict=False):
+            widths = widths_of(size, most)
+            if len(widths) > 1:
+                found += f", {side} " + ("diagonal" if widths[0] == 1 else f"in {len(widths)} blocks of {widths[0]}")
+        return found
 
     @property
     def distribution(self) -> KroneckerNormal:
@@ -70,6 +80,8 @@ class KroneckerState(State):
     def colouring(self) -> LinearMap:
         """S_G eps S_A^T."""
         left, right = (root.to(self.loc.dtype) for root in (self.precision.output_root, self.precision.input_root))
+        if isinstance(left, BlockDiagonal) or isinstance(right, BlockDiagonal):
+            return lambda eps: left @ eps @ right.mT
         return lambda eps: between_triangles(left, eps, right)
 
     def multiplication(self, factor: float) -> LinearMap:
@@ -134,12 +146,12 @@ class KroneckerState(State):
     def narrowed(self, precision: float) -> KroneckerState:
         """The Gaussian with a multiple of the identity added to its precision (exactly, if that is one itself)."""
         p = self.precision
-        C, D = (_identity_like(m) for m in (p.input, p.output))
+        C, D = (identity_like(m) for m in (p.input, p.output))
         return replace(self, precision=kronecker_sum(p.input, p.output, precision * C, D, measure=False))
 
     def isotropic(self) -> KroneckerState:
         """The Gaussian with the precision tau I, under which a step is one of plain training."""
-        A, G = (_identity_like(m) for m in (self.precision.input, self.precision.output))
+        A, G = (identity_like(m) for m in (self.precision.input, self.precision.output))
         A = math.exp(self.log_scale) * A
         return replace(self, precision=KroneckerPrecision.factorise(A.contiguous(), G.contiguous()))
 
@@ -149,13 +161,44 @@ class KroneckerState(State):
 
     def tensors(self) -> dict[str, Tensor]:
         """Mean, factors, their inverses and roots."""
-        return {"loc": self.loc, **{part: getattr(self.precision, part) for part in _PARTS}}
+        found = {"loc": self.loc, "logdet": self.precision.logdet}
+        for name in _MATRICES:
+            matrix = getattr(self.precision, name)
+            stacks = enumerate(matrix.parts) if isinstance(matrix, BlockDiagonal) else ()
+            found |= {f"{name}.{i}": part for i, part in stacks} or {name: matrix}
+        return found
+
+    def saved(self) -> dict[str, Tensor]:
+        """Mean and factors, of which each number once; all parts, where inverses and roots are not the factors' own."""
+        if not self.precision.is_own:
+            return self.tensors()
+        parts = {part: t for part, t in self.tensors().items() if part.partition(".")[0] in ("input", "output")}
+        return {"loc": self.loc, **{f"{part}/lower": lower_of(tensor) for part, tensor in parts.items()}}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> KroneckerState:
         """A state of the same block from what :meth:`tensors` gave."""
-        precision = KroneckerPrecision(**{part: tensors[part] for part in _PARTS})
-        return replace(self, loc=tensors["loc"], precision=precision)
+        return replace(self, loc=tensors["loc"], precision=precision_of(tensors))
 
 
-def _identity_like(matrix: Tensor) -> Tensor:
-    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
+def precision_of(tensors: Mapping[str, Tensor]) -> KroneckerPrecision:
+    """The precision whose parts :meth:`KroneckerState.tensors`, or :meth:`KroneckerState.saved`, gave.
+
+    Args:
+        tensors: By part.
+
+    Returns:
+        The precision, factorised.
+
+    Raises:
+        MatrixError: If one of its factors is not positive definite.
+    """
+    if "logdet" not in tensors:
+        whole = {part.removesuffix("/lower"): symmetric_of(t) for part, t in tensors.items() if part != "loc"}
+        return KroneckerPrecision.factorise(_matrix("input", whole), _matrix("output", whole))
+    matrices = {name: _matrix(name, tensors) for name in _MATRICES}
+    return KroneckerPrecision(**matrices, logdet=tensors["logdet"], is_own=False)
+
+
+def _matrix(name: str, tensors: Mapping[str, Tensor]) -> Matrix:
+    stacks = sorted(part for part in tensors if part.startswith(f"{name}."))
+    return BlockDiagonal(tuple(tensors[part] for part in stacks)) if stacks else tensors[name]

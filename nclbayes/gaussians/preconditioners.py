@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from nclbayes.gaussians.gradients import Gradient, RowGradient
-from nclbayes.kronecker import KroneckerPrecision, kronecker_sum
+from nclbayes.kronecker import BlockDiagonal, KroneckerPrecision, kronecker_sum
+from nclbayes.kronecker.blockdiagonal import Matrix, each, identity_like
 
 # Rows must save so many multiplications of a step to be worth the watching that finds them.
 _WORTH = 2e7
@@ -32,7 +33,7 @@ class Elementwise:
         """Whether a gradient of so many rows is better left as them: never."""
         return False
 
-    def curvature(self, inputs: Tensor, outputs: Tensor) -> float:
+    def curvature(self, inputs: Matrix, outputs: Matrix) -> float:
         """A bound of the largest eigenvalue of ``tau P (inputs (x) outputs)``.
 
         Args:
@@ -84,14 +85,14 @@ class TwoSided:
     """A preconditioner ``P = left (x) right`` of a linear map, or of a stack of them.
 
     Attributes:
-        left: [m, m] or [k, m, m], symmetric.
+        left: [m, m] or [k, m, m], symmetric; whole, or block-diagonal, as the other side.
         right: tau times the other side, [n, n] or [k, n, n], symmetric.
         pull: The two sides of P Lambda; None for the identity.
     """
 
-    left: Tensor
-    right: Tensor
-    pull: tuple[Tensor, Tensor] | None
+    left: Matrix
+    right: Matrix
+    pull: tuple[Matrix, Matrix] | None
 
     def prefers_rows(self, rows: float) -> bool:
         """Whether a gradient is better left as its rows.
@@ -104,10 +105,10 @@ class TwoSided:
         """
         if self.left.ndim != 2:
             return False
-        m, n = self.left.shape[0], self.right.shape[0]
-        return m * n * (m + n) - rows * (m * m + n * n) > _WORTH
+        (m, left), (n, right) = ((side.shape[0], _width(side)) for side in (self.left, self.right))
+        return m * n * (left + right) - rows * (m * left + n * right) > _WORTH
 
-    def curvature(self, inputs: Tensor, outputs: Tensor) -> float:
+    def curvature(self, inputs: Matrix, outputs: Matrix) -> float:
         """The largest eigenvalue of ``tau P (inputs (x) outputs)``.
 
         Args:
@@ -132,6 +133,8 @@ class TwoSided:
             m.mul_(rho)
             for first, second in g.between(self.left, self.right):
                 m.addmm_(first, second, alpha=factor)
+        elif isinstance(self.right, BlockDiagonal):
+            m.mul_(rho).add_(self.left @ g @ self.right, alpha=factor)
         elif g.ndim == 2:
             torch.addmm(m, self.left @ g, self.right, beta=rho, alpha=factor, out=m)
         else:
@@ -180,27 +183,30 @@ def kronecker_preconditioner(
         What multiplies a gradient.
     """
     stiff = p if held is None else held
-    left, right, pull = stiff.output_inverse, stiff.input_inverse, None
+    left, right, pull, is_own = stiff.output_inverse, stiff.input_inverse, None, held is None
     # ||Lambda^-1|| N alpha^2 bounds what damping changes, relatively; below 1e-9 it is not worth an eigendecomposition,
     # and the two products of every step that its pull takes.
     if damping > 0 and float((_norm(left) * _norm(right)).max()) * damping >= 1e-9:
         sides = (stiff.input, stiff.output)
-        identities = [torch.eye(m.shape[-1], dtype=m.dtype, device=m.device).expand_as(m) for m in sides]
-        total = kronecker_sum(*sides, damping * identities[0], identities[1])
-        left, right = total.output_inverse, total.input_inverse
-        pull = (left @ p.output).to(dtype), (p.input @ right).to(dtype)
-    elif held is not None:
+        total = kronecker_sum(*sides, damping * identity_like(sides[0]), identity_like(sides[1]))
+        left, right, is_own = total.output_inverse, total.input_inverse, False
+    if not is_own:
         pull = (left @ p.output).to(dtype), (p.input @ right).to(dtype)
     elif _is_diagonal(left) and _is_diagonal(right):
         # As before the first task: what the two products do is one product elementwise.
         return Elementwise((tau * _diagonal(left).unsqueeze(-1) * _diagonal(right).unsqueeze(-2)).to(dtype), None)
-    return TwoSided(_clean(left).to(dtype), _clean(tau * right).to(dtype), pull)
+    return TwoSided(each(_clean, left).to(dtype), each(_clean, tau * right).to(dtype), pull)
 
 
-def _largest(first: Tensor | None, second: Tensor) -> Tensor:
+def _width(side: Matrix) -> int:
+    """How wide the matrices are that a product with a side takes."""
+    return side.width if isinstance(side, BlockDiagonal) else side.shape[-1]
+
+
+def _largest(first: Matrix | None, second: Matrix) -> Tensor:
     """The largest eigenvalue of a product of two positive semidefinite matrices, for each of a stack, by powers."""
-    vector = second.sum(-1, keepdim=True) + _diagonal(second).sqrt().unsqueeze(-1)
-    left, length = None if first is None else first.to(second), torch.zeros_like(vector[..., :1, :])
+    vector = (second.sum(-1) + _diagonal(second).sqrt()).unsqueeze(-1)
+    left, length = None if first is None else first.to(second.dtype), torch.zeros_like(vector[..., :1, :])
     for _ in range(_POWERS):
         vector = second @ (vector / vector.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(second.dtype).tiny))
         vector = vector if left is None else left @ vector
@@ -208,25 +214,26 @@ def _largest(first: Tensor | None, second: Tensor) -> Tensor:
     return length[..., 0, 0]
 
 
-def _radius(matrix: Tensor) -> Tensor:
+def _radius(matrix: Matrix) -> Tensor:
     """The largest eigenvalue of a matrix whose eigenvalues are positive, for each of a stack, by powers."""
-    vector = torch.ones_like(matrix[..., :1]) + _diagonal(matrix).abs().unsqueeze(-1)
+    vector = (1 + _diagonal(matrix).abs()).unsqueeze(-1)
     for _ in range(_POWERS):
         vector = matrix @ (vector / vector.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny))
     return vector.norm(dim=-2)[..., 0]
 
 
-def _norm(matrix: Tensor) -> Tensor:
+def _norm(matrix: Matrix) -> Tensor:
     """A bound of a symmetric matrix's largest eigenvalue, the largest sum of a row, for each of a stack."""
     return matrix.abs().sum(-1).amax(-1)
 
 
-def _diagonal(matrix: Tensor) -> Tensor:
+def _diagonal(matrix: Matrix) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1)
 
 
-def _is_diagonal(matrix: Tensor) -> bool:
-    return bool((matrix == torch.diag_embed(_diagonal(matrix))).all())
+def _is_diagonal(matrix: Matrix) -> bool:
+    parts = matrix.parts if isinstance(matrix, BlockDiagonal) else (matrix,)
+    return all(bool((part == torch.diag_embed(_diagonal(part))).all()) for part in parts)
 
 
 def _clean(inverse: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
-from nclbayes.gaussians.checking import check_forms, check_parts
+from nclbayes.errors import MatrixError
+from nclbayes.gaussians.checking import check_finite, check_forms, check_parts
 from nclbayes.gaussians.diagonal import DiagonalState
-from nclbayes.gaussians.kronecker import KroneckerState
+from nclbayes.gaussians.kronecker import KroneckerState, precision_of
 from nclbayes.gaussians.state import State, Structure
-from nclbayes.kronecker import KroneckerPrecision
 from nclbayes.storage import Form, Misfit
 
 
@@ -46,7 +46,7 @@ class SavedState:
         check_layout(name, self.block)
         if self.kind is Structure.KRONECKER and not isinstance(self.block, KroneckerBlock):
             raise Misfit(f"the block '{name}' is no linear map, and has no Kronecker factors")
-        check_forms(name, forms, self.kind, self.block.shape)
+        check_forms(name, forms, self.kind, self.block)
 
     def state(self, tensors: Mapping[str, Tensor]) -> State:
         """The Gaussian.
@@ -60,12 +60,16 @@ class SavedState:
         Raises:
             Misfit: If these are not the parts of one Gaussian.
         """
-        check_parts(self.block.name, tensors)
-        rest = {part: tensor for part, tensor in tensors.items() if part != "loc"}
+        is_short = self.kind is Structure.KRONECKER and "logdet" not in tensors
+        check_finite(self.block.name, tensors) if is_short else check_parts(self.block.name, tensors)
         if self.kind is Structure.DIAGONAL:
-            return DiagonalState(self.block, tensors["loc"], rest["precision"], self.log_scale)
+            return DiagonalState(self.block, tensors["loc"], tensors["precision"], self.log_scale)
         assert isinstance(self.block, KroneckerBlock)
-        return KroneckerState(self.block, tensors["loc"], KroneckerPrecision(**rest), self.log_scale)
+        try:
+            precision = precision_of(tensors)
+        except MatrixError as error:
+            raise Misfit(f"the block '{self.block.name}' has no precision: {str(error).rstrip('.')}") from error
+        return KroneckerState(self.block, tensors["loc"], precision, self.log_scale)
 
 
 def check_layout(name: str, block: Block) -> None:
@@ -84,6 +88,8 @@ def check_layout(name: str, block: Block) -> None:
         if any(size < 1 for size in block.shape):
             raise Misfit(f"the block '{block.name}' has the shape {block.shape}")
         return
+    if any(width < 0 for width in block.widths):
+        raise Misfit(f"the block '{block.name}' has factors in blocks of {block.widths}")
     if len(block.view) not in (2, 3) or any(size < 1 for size in block.view + block.weight_shape + block.bias_shape):
         raise Misfit(f"the block '{block.name}' has a site of {block.weight_shape} as a matrix of {block.view}")
     if math.prod(block.view) != math.prod(block.weight_shape):

@@ -162,11 +162,15 @@ class State(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What must be saved so that the state comes back bit for bit, by part."""
+        """Everything that it holds, by part."""
 
     @abstractmethod
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> State:
         """A state of the same block from what :meth:`tensors` gave."""
+
+    def saved(self) -> dict[str, Tensor]:
+        """What a file holds of it: no number twice, and none that follows from the others."""
+        return self.tensors()
 
     def moved(self, loc: Tensor) -> State:
         """The same precision around another mean.
@@ -196,5 +200,5 @@ class State(ABC):
             "kind": self.structure.value,
             "block": asdict(self.block),
             "log_scale": self.log_scale,
-            "tensors": sorted(self.tensors()),
+            "tensors": sorted(self.saved()),
         }

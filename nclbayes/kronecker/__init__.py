@@ -1,5 +1,6 @@
 """Kronecker-factored Gaussians: precisions, their sums and divergences, and the distribution itself."""
 
+from nclbayes.kronecker.blockdiagonal import BlockDiagonal
 from nclbayes.kronecker.divergence import SummedPrecision, gaussian_kl, scale_free_kl
 from nclbayes.kronecker.fading import fade
 from nclbayes.kronecker.normal import KroneckerNormal
@@ -9,6 +10,7 @@ from nclbayes.kronecker.stiffening import stiffen
 from nclbayes.kronecker.sums import KroneckerSum, kronecker_sum
 
 __all__ = [
+    "BlockDiagonal",
     "KroneckerNormal",
     "KroneckerPrecision",
     "KroneckerSum",

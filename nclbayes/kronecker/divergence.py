@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import MatrixError
+from nclbayes.kronecker.blockdiagonal import whole
 from nclbayes.kronecker.pencil import Pencil
 from nclbayes.kronecker.precision import KroneckerPrecision, check_symmetric, cholesky, kronecker_logdet
 
@@ -155,7 +156,7 @@ def _trace_ratio(first: Precision, second: Precision) -> Tensor:
             return torch.einsum("...ij,...ji->...", inverse, second.double())
         return _contract(inverse, _terms(second))
     if isinstance(first, KroneckerPrecision):
-        inverses = first.input_inverse.double(), first.output_inverse.double()
+        inverses = whole(first.input_inverse).double(), whole(first.output_inverse).double()
         if isinstance(second, Tensor):
             return _contract(second.double(), [inverses])
         return torch.stack([_inner(inverses[0], p) * _inner(inverses[1], q) for p, q in _terms(second)]).sum(0)
@@ -177,7 +178,7 @@ def _trace_ratio(first: Precision, second: Precision) -> Tensor:
 
 def _terms(precision: KroneckerPrecision | SummedPrecision) -> list[tuple[Tensor, Tensor]]:
     if isinstance(precision, KroneckerPrecision):
-        return [(precision.input.double(), precision.output.double())]
+        return [(whole(precision.input).double(), whole(precision.output).double())]
     return precision.terms()
 
 

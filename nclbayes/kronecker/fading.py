@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nclbayes.kronecker.pencil import Pencil
+from nclbayes.kronecker.blockdiagonal import each
+from nclbayes.kronecker.pencil import pencil
 from nclbayes.kronecker.precision import KroneckerPrecision
 
 
@@ -46,14 +47,14 @@ def fade(precision: KroneckerPrecision, prior: KroneckerPrecision, retention: fl
         tensor([1., 4., 7.])
     """
     A_0, G_0 = prior.input, prior.output
-    left = Pencil.of(A_0, precision.input, ("the prior's input factor", "the input factor")).values
-    right = Pencil.of(G_0, precision.output, ("the prior's output factor", "the output factor")).values
+    left = pencil(A_0, precision.input, ("the prior's input factor", "the input factor")).values
+    right = pencil(G_0, precision.output, ("the prior's output factor", "the output factor")).values
     a, g = left.mean(-1), right.mean(-1)
     scale = torch.where(a * right[..., 0] >= g * left[..., 0], right[..., 0], 1 / left[..., 0])
     s = _share(a * scale, g / scale, retention)
     scale, s = scale[..., None, None], s[..., None, None]
-    X = torch.lerp(A_0.double(), scale * precision.input, s)
-    Y = torch.lerp(G_0.double(), precision.output / scale, s)
+    X = each(torch.add, (1 - s) * A_0.double(), (s * scale) * precision.input)
+    Y = each(torch.add, (1 - s) * G_0.double(), (s / scale) * precision.output)
     dtype = precision.input.dtype
     return KroneckerPrecision.factorise(X.to(dtype), Y.to(dtype))
 

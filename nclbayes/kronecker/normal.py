@@ -12,6 +12,7 @@ from torch import Size, Tensor
 from torch.distributions import Independent, Normal, constraints, register_kl
 
 from nclbayes.errors import MatrixError
+from nclbayes.kronecker.blockdiagonal import Matrix, blocks_of, whole
 from nclbayes.kronecker.precision import KroneckerPrecision, check_symmetric, cholesky, inverse_root, kronecker_logdet
 
 
@@ -50,11 +51,11 @@ class KroneckerNormal(TorchDistribution):
     def __init__(
         self,
         loc: Tensor,
-        input_precision: Tensor,
-        output_precision: Tensor,
+        input_precision: Matrix,
+        output_precision: Matrix,
         *,
-        input_root: Tensor | None = None,
-        output_root: Tensor | None = None,
+        input_root: Matrix | None = None,
+        output_root: Matrix | None = None,
         logdet: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
@@ -76,12 +77,12 @@ class KroneckerNormal(TorchDistribution):
             *(x.shape[:-2] for x in (loc, *(t for t, _ in given.values() if t is not None)))
         )
         self.loc = loc.expand(*batch_shape, m, n)
-        self.input_precision = input_precision.expand(*batch_shape, n, n)
-        self.output_precision = output_precision.expand(*batch_shape, m, m)
+        self.input_precision: Matrix = input_precision.expand(*batch_shape, n, n)
+        self.output_precision: Matrix = output_precision.expand(*batch_shape, m, m)
         if input_root is not None:
-            self.input_root = input_root.expand(*batch_shape, n, n)
+            self.__dict__["input_root"] = input_root.expand(*batch_shape, n, n)
         if output_root is not None:
-            self.output_root = output_root.expand(*batch_shape, m, m)
+            self.__dict__["output_root"] = output_root.expand(*batch_shape, m, m)
         if logdet is not None:
             self.logdet = logdet.expand(batch_shape)
         super().__init__(batch_shape, Size((m, n)), validate_args=validate_args)
@@ -113,19 +114,19 @@ class KroneckerNormal(TorchDistribution):
 
     @cached_property
     def _input_cholesky(self) -> Tensor:
-        return cholesky("input_precision", self.input_precision.double())
+        return cholesky("input_precision", whole(self.input_precision).double())
 
     @cached_property
     def _output_cholesky(self) -> Tensor:
-        return cholesky("output_precision", self.output_precision.double())
+        return cholesky("output_precision", whole(self.output_precision).double())
 
     @cached_property
-    def input_root(self) -> Tensor:
+    def input_root(self) -> Matrix:
         """S_A, [..., n, n], with S_A S_A^T = A^-1."""
         return inverse_root(self._input_cholesky).to(self.loc.dtype)
 
     @cached_property
-    def output_root(self) -> Tensor:
+    def output_root(self) -> Matrix:
         """S_G, [..., m, m], with S_G S_G^T = G^-1."""
         return inverse_root(self._output_cholesky).to(self.loc.dtype)
 
@@ -233,8 +234,10 @@ def _kl_kronecker_kronecker(p: KroneckerNormal, q: KroneckerNormal) -> Tensor:
     return (trace - m * n + p.logdet - q.logdet + quadratic) / 2
 
 
-def _trace(root: Tensor, precision: Tensor) -> Tensor:
+def _trace(root: Matrix, precision: Matrix) -> Tensor:
     """tr(S S^T P)."""
+    if blocks_of(root) != blocks_of(precision):
+        root, precision = whole(root), whole(precision)
     return (root * (precision @ root)).sum((-2, -1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import MatrixError
+from nclbayes.kronecker.blockdiagonal import BlockDiagonal, Matrix, blocks_of
 from nclbayes.kronecker.precision import check_symmetric, cholesky
 
 
@@ -88,6 +90,18 @@ class Pencil:
         lift = (self.root @ self._eigenvectors) * (-self._eigenvalues).clamp(min=0.0).sqrt().unsqueeze(-2)
         return self.added + lift @ lift.mT
 
+    def rebuilt(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """The matrix that has other eigenvalues relative to A in the same directions.
+
+        Args:
+            function: From c, [..., k], to those, which are not negative.
+
+        Returns:
+            ``A T diag(f(c)) T^T A``, [..., k, k].
+        """
+        root = self.base @ self.basis * function(self.values).sqrt().unsqueeze(-2)
+        return root @ root.mT
+
     @cached_property
     def _whitened(self) -> Tensor:
         half = torch.linalg.solve_triangular(self.root, self.added, upper=False)
@@ -100,6 +114,91 @@ class Pencil:
     @cached_property
     def _eigenvectors(self) -> Tensor:
         return torch.linalg.eigh(self._whitened).eigenvectors
+
+
+@dataclass(frozen=True)
+class BlockPencil:
+    """A pair (A, C) of block-diagonal matrices of the same blocks: the pencils of these.
+
+    Attributes:
+        parts: Those of each stack of blocks, with a leading dimension that counts them.
+    """
+
+    parts: tuple[Pencil, ...]
+
+    @property
+    def base(self) -> BlockDiagonal:
+        """A."""
+        return BlockDiagonal(tuple(part.base for part in self.parts))
+
+    @property
+    def added(self) -> BlockDiagonal:
+        """C."""
+        return BlockDiagonal(tuple(part.added for part in self.parts))
+
+    @property
+    def logdet(self) -> Tensor:
+        """log|A|, [...]."""
+        return torch.stack([part.logdet.sum(-1) for part in self.parts]).sum(0)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The eigenvalues of all blocks, [..., k], ascending."""
+        return torch.cat([part.values.flatten(-2) for part in self.parts], dim=-1).sort(-1).values
+
+    @property
+    def clipped(self) -> Tensor:
+        """How far below zero the lowest eigenvalue was before it was set to zero, [...]."""
+        return torch.stack([part.clipped.amax(-1) for part in self.parts]).amax(0)
+
+    @property
+    def basis(self) -> BlockDiagonal:
+        """T."""
+        return BlockDiagonal(tuple(part.basis for part in self.parts))
+
+    @property
+    def repaired(self) -> BlockDiagonal:
+        """C with its negative eigenvalues set to zero."""
+        return BlockDiagonal(tuple(part.repaired for part in self.parts))
+
+    def rebuilt(self, function: Callable[[Tensor], Tensor]) -> BlockDiagonal:
+        """The matrix that has other eigenvalues relative to A in the same directions; as of one pencil.
+
+        Args:
+            function: From eigenvalues, [..., some], to those.
+
+        Returns:
+            The matrix.
+        """
+        parts = [p.rebuilt(lambda values: function(values.flatten(-2)).view_as(values)) for p in self.parts]
+        return BlockDiagonal(tuple(parts))
+
+
+AnyPencil = Pencil | BlockPencil
+
+
+def pencil(base: Matrix, added: Matrix, names: tuple[str, str], rtol: float | None = None) -> AnyPencil:
+    """The pencil of two matrices, or of two of the same blocks.
+
+    Args:
+        base: A, positive definite.
+        added: C, positive semi-definite.
+        names: What an error message calls them.
+        rtol: As in :meth:`Pencil.of`.
+
+    Returns:
+        The pencil.
+
+    Raises:
+        MatrixError: If one of them is not what it must be, or they are of different sizes or blocks.
+    """
+    if blocks_of(base) != blocks_of(added):
+        raise MatrixError(f"{names[0]} and {names[1]} must both be whole, or have the same blocks.")
+    if isinstance(base, BlockDiagonal) and isinstance(added, BlockDiagonal):
+        return BlockPencil(tuple(Pencil.of(a, c, names, rtol) for a, c in zip(base.parts, added.parts, strict=True)))
+    assert isinstance(base, Tensor)
+    assert isinstance(added, Tensor)
+    return Pencil.of(base, added, names, rtol)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

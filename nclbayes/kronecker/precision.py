@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nclbayes.errors import MatrixError
+from nclbayes.kronecker.blockdiagonal import BlockDiagonal, Matrix, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,13 +50,17 @@ def cholesky(name: str, matrix: Tensor) -> Tensor:
         MatrixError: If the matrix is not positive definite.
     """
     factor, info = torch.linalg.cholesky_ex(matrix)
+    _refuse_indefinite(name, info)
+    return factor
+
+
+def _refuse_indefinite(name: str, info: Tensor) -> None:
     if bool(info.any()):
         order = int(info[info != 0].flatten()[0])
         raise MatrixError(
             f"{name} is not positive definite (its leading minor of order {order} is not positive). "
             "A precision factor must be; nothing is added to repair it."
         )
-    return factor
 
 
 def kronecker_logdet(input_logdet: Tensor, output_logdet: Tensor, n: int, m: int) -> Tensor:
@@ -78,7 +83,8 @@ class KroneckerPrecision:
     """A precision ``A (x) G`` of an m-by-n matrix, factorised once and for all.
 
     ``(A (x) G) vec(V) = vec(G V A)``, vec stacking columns. Leading batch dimensions are allowed on every
-    tensor. Build one with :meth:`factorise`, or get one from :func:`~nclbayes.kronecker.kronecker_sum`.
+    tensor. Build one with :meth:`factorise`, or get one from :func:`~nclbayes.kronecker.kronecker_sum`. A side that is
+    too large to be held whole is a :class:`~nclbayes.kronecker.BlockDiagonal`, and so are its inverse and its root.
 
     Attributes:
         input: A, [..., n, n].
@@ -88,6 +94,7 @@ class KroneckerPrecision:
         input_root: S_A, upper triangular, with S_A S_A^T = A^-1, [..., n, n].
         output_root: S_G, upper triangular, with S_G S_G^T = G^-1, [..., m, m].
         logdet: log|A (x) G|, [...].
+        is_own: Whether inverses, roots and log determinant are those that :meth:`factorise` finds of A and G.
 
     Example:
         >>> import torch
@@ -97,16 +104,17 @@ class KroneckerPrecision:
         4.1589
     """
 
-    input: Tensor
-    output: Tensor
-    input_inverse: Tensor
-    output_inverse: Tensor
-    input_root: Tensor
-    output_root: Tensor
+    input: Matrix
+    output: Matrix
+    input_inverse: Matrix
+    output_inverse: Matrix
+    input_root: Matrix
+    output_root: Matrix
     logdet: Tensor
+    is_own: bool = field(default=True, kw_only=True)
 
     @classmethod
-    def factorise(cls, input: Tensor, output: Tensor) -> KroneckerPrecision:
+    def factorise(cls, input: Matrix, output: Matrix) -> KroneckerPrecision:
         """Factorise A and G (in float64 inside; the results have the inputs' dtype).
 
         Args:
@@ -163,7 +171,7 @@ class KroneckerPrecision:
             A (x) G in the order of column-stacking vec.
         """
         n, m = self.input.shape[-1], self.output.shape[-1]
-        product = torch.einsum("...ij,...kl->...ikjl", self.input, self.output)
+        product = torch.einsum("...ij,...kl->...ikjl", whole(self.input), whole(self.output))
         return product.reshape(*product.shape[:-4], n * m, n * m)
 
     def to(self, *args: torch.dtype | torch.device | str) -> Self:
@@ -176,10 +184,10 @@ class KroneckerPrecision:
             The moved precision, of the same class.
         """
         moved = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            floating = isinstance(value, Tensor) and value.is_floating_point()
-            moved[field.name] = value.to(*args) if floating else value
+        for each in fields(self):
+            value = getattr(self, each.name)
+            moves = isinstance(value, BlockDiagonal) or (isinstance(value, Tensor) and value.is_floating_point())
+            moved[each.name] = value.to(*args) if moves else value
         return type(self)(**moved)
 
 
@@ -196,16 +204,32 @@ def inverse_root(factor: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor.mT, identity.expand_as(factor), upper=True)
 
 
-def _invert(name: str, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _invert(name: str, matrix: Matrix) -> tuple[Matrix, Matrix, Tensor]:
     """Inverse, its root and log determinant of one factor, computed in float64."""
+    if isinstance(matrix, BlockDiagonal):
+        inverses, roots, logdets = zip(*(_invert(name, part) for part in matrix.parts), strict=True)
+        return BlockDiagonal(inverses), BlockDiagonal(roots), torch.stack([part.sum(-1) for part in logdets]).sum(0)
     check_symmetric(name, matrix)
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1).double()
+    inverse, root, logdet, info = factored(matrix.double())
+    _refuse_indefinite(name, info)
+    return inverse.to(matrix.dtype), root.to(matrix.dtype).contiguous(), logdet
+
+
+def factored(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a Cholesky factor tells of a symmetric matrix X.
+
+    Args:
+        matrix: X, [..., k, k].
+
+    Returns:
+        X^-1, S with S S^T = X^-1, log|X|, and 0 where X is positive definite, [...].
+    """
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     if int(matrix.count_nonzero()) == diagonal.numel() and bool((diagonal > 0).all()):
         # As of a prior: nothing to factorise, however large it is.
-        scale = diagonal.rsqrt()
-        inverse, root = (torch.diag_embed(values).to(matrix.dtype) for values in (scale.square(), scale))
-        return inverse, root, diagonal.log().sum(-1)
-    factor = cholesky(name, matrix.double())
+        scale = 1 / diagonal.sqrt()
+        info = torch.zeros(matrix.shape[:-2], dtype=torch.int32, device=matrix.device)
+        return torch.diag_embed(scale.square()), torch.diag_embed(scale), diagonal.log().sum(-1), info
+    factor, info = torch.linalg.cholesky_ex(matrix)
     root = inverse_root(factor)
-    logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return (root @ root.mT).to(matrix.dtype), root.to(matrix.dtype).contiguous(), logdet
+    return root @ root.mT, root, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1), info

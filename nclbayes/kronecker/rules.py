@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nclbayes.kronecker.pencil import Pencil
+from nclbayes.kronecker.blockdiagonal import BlockDiagonal, Matrix
+from nclbayes.kronecker.pencil import AnyPencil
 
 
 class SumRule(str, Enum):
@@ -51,7 +52,7 @@ class Scalars(NamedTuple):
     iterations: int = 0
 
 
-def relative_kl(left: Pencil, right: Pencil, scalars: Scalars) -> Tensor:
+def relative_kl(left: AnyPencil, right: AnyPencil, scalars: Scalars) -> Tensor:
     """KL( N(mu, (X (x) Y)^-1) || N(mu, (A (x) B + C (x) D)^-1) ) of a choice of scalars.
 
     In the joint eigenbasis both precisions are diagonal, and the divergence is
@@ -72,7 +73,7 @@ def relative_kl(left: Pencil, right: Pencil, scalars: Scalars) -> Tensor:
     return (excess - excess.log1p()).sum(dim=(-2, -1)) / 2
 
 
-def naive(left: Pencil, right: Pencil) -> Scalars:
+def naive(left: AnyPencil, right: AnyPencil) -> Scalars:
     """(A + C) (x) (B + D).
 
     Args:
@@ -86,7 +87,7 @@ def naive(left: Pencil, right: Pencil) -> Scalars:
     return Scalars(one, one, one, one)
 
 
-def additive(left: Pencil, right: Pencil) -> Scalars:
+def additive(left: AnyPencil, right: AnyPencil) -> Scalars:
     """(A + pi C) (x) (B + D / pi), pi = sqrt( tr(A) tr(D) / (tr(B) tr(C)) ).
 
     That pi minimises the trace norm of the two cross terms. The paper prints its reciprocal.
@@ -102,7 +103,7 @@ def additive(left: Pencil, right: Pencil) -> Scalars:
     return _family(pi, left, right)
 
 
-def bound(left: Pencil, right: Pencil) -> Scalars:
+def bound(left: AnyPencil, right: AnyPencil) -> Scalars:
     """The pi of the additive family with the smallest KL.
 
     Minimises ``m sum_i log(1 + pi c_i) + n sum_j log(1 + d_j / pi) + S1 T1 + S2 T2`` over log pi, where
@@ -134,7 +135,7 @@ def bound(left: Pencil, right: Pencil) -> Scalars:
     return _family(((low + high) / 2).exp(), left, right)._replace(iterations=iterations)
 
 
-def mse(left: Pencil, right: Pencil) -> Scalars:
+def mse(left: AnyPencil, right: AnyPencil) -> Scalars:
     """The best rank-one approximation of vec(A) vec(B)^T + vec(C) vec(D)^T.
 
     With P and Q the Gram matrices of (A, C) and (B, D), the leading singular pair is ``x = [A C] alpha`` and
@@ -169,7 +170,7 @@ def mse(left: Pencil, right: Pencil) -> Scalars:
     return Scalars(x[..., 0], x[..., 1], y[..., 0], y[..., 1])
 
 
-def kl(left: Pencil, right: Pencil) -> Scalars:
+def kl(left: AnyPencil, right: AnyPencil) -> Scalars:
     """The Kronecker product with the smallest KL to the sum.
 
     Stationarity couples the four scalars by alternating means,
@@ -213,7 +214,7 @@ def kl(left: Pencil, right: Pencil) -> Scalars:
     return Scalars(scale, scale * s, scale, scale * t, iterations)
 
 
-RULES: dict[SumRule, Callable[[Pencil, Pencil], Scalars]] = {
+RULES: dict[SumRule, Callable[[AnyPencil, AnyPencil], Scalars]] = {
     SumRule.KL: kl,
     SumRule.ADDITIVE: additive,
     SumRule.BOUND: bound,
@@ -224,17 +225,17 @@ RULES: dict[SumRule, Callable[[Pencil, Pencil], Scalars]] = {
 _MAX_ITERATIONS = 200
 
 
-def _trace(matrix: Tensor) -> Tensor:
+def _trace(matrix: Matrix) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def _family(pi: Tensor, left: Pencil, right: Pencil) -> Scalars:
+def _family(pi: Tensor, left: AnyPencil, right: AnyPencil) -> Scalars:
     """Scalars of (A + pi C) (x) (B + D / pi), exact where C (x) D = 0."""
     one, nothing = torch.ones_like(pi), _adds_nothing(left, right)
     return Scalars(one, torch.where(nothing, 0.0, pi), one, torch.where(nothing, 0.0, 1 / pi))
 
 
-def _adds_nothing(left: Pencil, right: Pencil) -> Tensor:
+def _adds_nothing(left: AnyPencil, right: AnyPencil) -> Tensor:
     """Where C (x) D = 0."""
     return (_trace(left.added) == 0) | (_trace(right.added) == 0)
 
@@ -248,12 +249,16 @@ def _family_objective(pi: Tensor, c: Tensor, d: Tensor) -> Tensor:
     return m * x.log().sum(-1) + n * y.log().sum(-1) + traces
 
 
-def _gram(pencil: Pencil) -> tuple[Tensor, Tensor]:
+def _gram(pencil: AnyPencil) -> tuple[Tensor, Tensor]:
     """Frobenius norms of (A, C), [..., 2], and the Gram matrix of the normalised pair, [..., 2, 2]."""
-    pair = torch.stack([pencil.base.flatten(-2), pencil.added.flatten(-2)], dim=-2)
+    pair = torch.stack([_entries(pencil.base), _entries(pencil.added)], dim=-2)
     norms = torch.linalg.vector_norm(pair, dim=-1)
     unit = pair / torch.where(norms > 0, norms, torch.ones_like(norms)).unsqueeze(-1)
     return norms, unit @ unit.mT
+
+
+def _entries(matrix: Matrix) -> Tensor:
+    return matrix.entries() if isinstance(matrix, BlockDiagonal) else matrix.flatten(-2)
 
 
 def _leading_vector(matrix: Tensor) -> Tensor:

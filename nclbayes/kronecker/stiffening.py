@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nclbayes.kronecker.pencil import Pencil
+from nclbayes.kronecker.blockdiagonal import Matrix
+from nclbayes.kronecker.pencil import AnyPencil, pencil
 from nclbayes.kronecker.precision import KroneckerPrecision
 
 
@@ -53,22 +54,24 @@ def stiffening(precision: KroneckerPrecision, prior: KroneckerPrecision) -> Call
     Returns:
         A function from a stiffness to X (x) Y.
     """
-    left = Pencil.of(prior.input, precision.input, ("the prior's input factor", "the input factor"))
-    right = Pencil.of(prior.output, precision.output, ("the prior's output factor", "the output factor"))
+    left = pencil(prior.input, precision.input, ("the prior's input factor", "the input factor"))
+    right = pencil(prior.output, precision.output, ("the prior's output factor", "the output factor"))
     least, dtype = right.values[..., :1], precision.input.dtype
-    Y = _held(right, right.values / least, 1.0).to(dtype)
+    Y = _held(right, 1 / least, 1.0).to(dtype)
 
     def held(stiffness: float) -> KroneckerPrecision:
-        return KroneckerPrecision.factorise(_held(left, left.values * least, stiffness).to(dtype), Y)
+        return KroneckerPrecision.factorise(_held(left, least, stiffness).to(dtype), Y)
 
     return held
 
 
-def _held(side: Pencil, values: Tensor, stiffness: float) -> Tensor:
-    """The side whose directions exceed its prior as `values` do, on average by `stiffness`, [..., k, k]."""
-    excess = (values - 1).clamp(min=0.0)
-    mean = excess.mean(-1, keepdim=True)
+def _held(side: AnyPencil, scale: Tensor, stiffness: float) -> Matrix:
+    """The side whose directions exceed its prior as `scale` times it does, on average by `stiffness`, [..., k, k]."""
+
+    def excess(values: Tensor) -> Tensor:
+        return (values * scale - 1).clamp(min=0.0)
+
+    mean = excess(side.values).mean(-1, keepdim=True)
     # What exceeds its prior by rounding alone has no shape.
     weight = torch.where(mean > 1e-9, stiffness / mean, torch.zeros_like(mean))
-    root = side.base @ side.basis * (1 + weight * excess).sqrt().unsqueeze(-2)
-    return root @ root.mT
+    return side.rebuilt(lambda values: 1 + weight * excess(values))

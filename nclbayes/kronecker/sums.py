@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import SettingError
-from nclbayes.kronecker.pencil import Pencil
-from nclbayes.kronecker.precision import KroneckerPrecision, inverse_root, kronecker_logdet
+from nclbayes.kronecker.blockdiagonal import BlockDiagonal, Matrix
+from nclbayes.kronecker.pencil import AnyPencil, BlockPencil, Pencil, pencil
+from nclbayes.kronecker.precision import KroneckerPrecision, factored, inverse_root, kronecker_logdet
 from nclbayes.kronecker.rules import RULES, SumRule, additive, relative_kl
 from nclbayes.kronecker.triangular import upper_root
 
@@ -41,10 +42,10 @@ class KroneckerSum(KroneckerPrecision):
 
 
 def kronecker_sum(
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
+    A: Matrix,
+    B: Matrix,
+    C: Matrix,
+    D: Matrix,
     rule: SumRule | str = SumRule.KL,
     *,
     rtol: float | None = None,
@@ -53,7 +54,8 @@ def kronecker_sum(
     """One Kronecker product X (x) Y close to A (x) B + C (x) D.
 
     Every rule gives ``X = x1 A + x2 C`` and ``Y = y1 B + y2 D``; :class:`SumRule` says how it chooses the four scalars.
-    The work is done in float64; matrices and log determinant have the dtype of A.
+    The work is done in float64; matrices and log determinant have the dtype of A. A and C may be
+    :class:`~nclbayes.kronecker.BlockDiagonal` matrices of the same blocks, and so may B and D; X and Y then are, too.
 
     Args:
         A: Input factor of the first product, [..., n, n], positive definite.
@@ -88,10 +90,10 @@ def kronecker_sum(
     except ValueError:
         allowed = ", ".join(repr(r.value) for r in SumRule)
         raise SettingError(f"Unknown rule {rule!r} for a Kronecker sum; choose one of {allowed}.") from None
-    left, right = Pencil.of(A, C, ("A", "C"), rtol), Pencil.of(B, D, ("B", "D"), rtol)
+    left, right = pencil(A, C, ("A", "C"), rtol), pencil(B, D, ("B", "D"), rtol)
     scalars = RULES[chosen](left, right)
-    X, X_inverse, X_root, X_logdet = _combine(left, scalars.x1, scalars.x2)
-    Y, Y_inverse, Y_root, Y_logdet = _combine(right, scalars.y1, scalars.y2)
+    X, X_inverse, X_root, X_logdet, X_is_own = _combine(left, scalars.x1, scalars.x2)
+    Y, Y_inverse, Y_root, Y_logdet, Y_is_own = _combine(right, scalars.y1, scalars.y2)
     logdet = kronecker_logdet(X_logdet, Y_logdet, A.shape[-1], B.shape[-1])
     kl = start_kl = clipped = torch.full_like(logdet, torch.nan)
     if measure:
@@ -108,6 +110,7 @@ def kronecker_sum(
         input_root=X_root.to(A.dtype).contiguous(),
         output_root=Y_root.to(A.dtype).contiguous(),
         logdet=logdet.to(A.dtype),
+        is_own=X_is_own and Y_is_own,
         kl=kl,
         start_kl=start_kl,
         iterations=scalars.iterations,
@@ -121,22 +124,29 @@ _TRUSTED = 1e-8
 _NEGLIGIBLE = 1e-7
 
 
-def _combine(pencil: Pencil, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """X = x1 A + x2 C, X^-1, S with S S^T = X^-1, and log|X|."""
+def _combine(pencil: AnyPencil, x1: Tensor, x2: Tensor) -> tuple[Matrix, Matrix, Matrix, Tensor, bool]:
+    """X = x1 A + x2 C, X^-1, S with S S^T = X^-1, log|X|, and whether these are what a Cholesky of X gives."""
+    if isinstance(pencil, BlockPencil):
+        found = [_combined(part, x1.unsqueeze(-1), x2.unsqueeze(-1)) for part in pencil.parts]
+        matrices, inverses, roots, logdets, own = zip(*found, strict=True)
+        logdet = torch.stack([part.sum(-1) for part in logdets]).sum(0)
+        return BlockDiagonal(matrices), BlockDiagonal(inverses), BlockDiagonal(roots), logdet, all(own)
+    return _combined(pencil, x1, x2)
+
+
+def _combined(pencil: Pencil, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
     base, added = x1[..., None, None] * pencil.base, x2[..., None, None] * pencil.added
     matrix = base + added
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    root = inverse_root(factor)
-    inverse = root @ root.mT
+    inverse, root, logdet, info = factored(matrix)
     condition = torch.linalg.matrix_norm(matrix) * torch.linalg.matrix_norm(inverse)
     _, negative = torch.linalg.cholesky_ex(added.add_(base, alpha=_NEGLIGIBLE))
     sound = (info == 0) & (negative == 0) & (torch.finfo(matrix.dtype).eps * condition < _TRUSTED)
     if bool(sound.all()):
-        return matrix, inverse, root, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return matrix, inverse, root, logdet, True
     values = x1.unsqueeze(-1) + x2.unsqueeze(-1) * pencil.values
     matrix = base + x2[..., None, None] * pencil.repaired
     root = _sharpened(upper_root(pencil.basis * values.rsqrt().unsqueeze(-2)), matrix)
-    return matrix, root @ root.mT, root, pencil.logdet + values.log().sum(-1)
+    return matrix, root @ root.mT, root, pencil.logdet + values.log().sum(-1), False
 
 
 def _sharpened(root: Tensor, matrix: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""Products with triangular matrices, panel by panel: about half the work of plain products."""
+"""Triangles: products with them, panel by panel, at half the work of plain ones; and symmetric matrices as one."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -38,3 +40,33 @@ def upper_root(root: Tensor) -> Tensor:
     """
     factor = torch.linalg.qr(root.flip(-2).mT, mode="r").R
     return factor.mT.flip(-1, -2)
+
+
+def lower_of(matrix: Tensor) -> Tensor:
+    """The entries of a symmetric matrix, each once: those of its lower triangle, row by row.
+
+    Args:
+        matrix: [..., k, k].
+
+    Returns:
+        [..., k (k + 1) / 2].
+    """
+    rows, columns = torch.tril_indices(*matrix.shape[-2:], device=matrix.device)
+    return matrix[..., rows, columns]
+
+
+def symmetric_of(lower: Tensor) -> Tensor:
+    """The symmetric matrix whose lower triangle is given.
+
+    Args:
+        lower: [..., k (k + 1) / 2].
+
+    Returns:
+        [..., k, k].
+    """
+    k = (math.isqrt(1 + 8 * lower.shape[-1]) - 1) // 2
+    rows, columns = torch.tril_indices(k, k, device=lower.device)
+    matrix = lower.new_empty(*lower.shape[:-1], k, k)
+    matrix[..., rows, columns] = lower
+    matrix[..., columns, rows] = lower
+    return matrix

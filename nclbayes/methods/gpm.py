@@ -14,6 +14,7 @@ from nclbayes.engines.curvature import task_fisher
 from nclbayes.engines.loop import run_loop
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.gaussians import State
+from nclbayes.kronecker.blockdiagonal import whole
 from nclbayes.methods.owm import refuse_other_engines, signed
 from nclbayes.methods.plain import PlainStepper
 
@@ -71,7 +72,7 @@ class GPM(Engine):
             if name in fishers or name in problem.trained
         }
         memory = {
-            f"gpm/{name}": _grow(bases[name], fisher.input, self.threshold)
+            f"gpm/{name}": _grow(bases[name], whole(fisher.input), self.threshold)
             for name, fisher in fishers.items()
             if isinstance(fisher, KroneckerFisher)
         }

@@ -42,7 +42,7 @@ class JointLearner(OnlinePosterior):
             )
         seen = (*earlier, task)
         start = {**(self._initial_values() or {}), **self.mean()}
-        prior = Belief(tasks=self.tasks, outputs=self._belief.outputs)
+        prior = Belief(tasks=self.tasks, outputs=self._belief.outputs, structures=self._belief.structures)
         mixture = TaskMixture(seen, name=task.name)
         belief, report = self._updated(mixture, belief=prior, initial=start or None, **settings)
         self._seen = seen

@@ -16,6 +16,7 @@ from nclbayes.errors import SettingError
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.gaussians import State, Structure
 from nclbayes.kronecker import KroneckerPrecision
+from nclbayes.kronecker.blockdiagonal import whole
 
 
 def activity_factors(theta: Tensor, fisher: KroneckerFisher, both_sides: bool) -> tuple[Tensor, Tensor]:
@@ -29,7 +30,7 @@ def activity_factors(theta: Tensor, fisher: KroneckerFisher, both_sides: bool) -
     Returns:
         The input side [n, n] and the output side [m, m], float64.
     """
-    inputs, W = fisher.input, theta.double()
+    inputs, W = whole(fisher.input), theta.double()
     if both_sides:
         return inputs, W @ inputs @ W.mT
     return inputs, _identity(W.shape[-2], inputs)
@@ -191,7 +192,7 @@ class LaplaceOWM(TrustRegion):
         for name, fisher in fishers.items():
             if isinstance(fisher, KroneckerFisher):
                 A, G = activity_factors(theta[name], fisher, self.both_sides)
-                changed[name] = replace(fisher, input=A, output=problem.size * G.expand_as(fisher.output))
+                changed[name] = replace(fisher, input=A, output=problem.size * G.expand_as(whole(fisher.output)))
         return super().absorb(problem, theta, changed)
 
 

@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from nclbayes.blocks.structures import Structures
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Outcome
 from nclbayes.errors import ModelError, ValuesError
@@ -30,6 +31,7 @@ class Belief:
         log_evidence: That of the last task, where its engine gives one.
         memory: What an engine or a learner keeps besides the Gaussians, by name.
         likelihood_weight: What each example of the first task counted; None before that.
+        structures: What is held of the factors of blocks that are yet to come.
     """
 
     states: Mapping[str, State] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class Belief:
     log_evidence: float | None = None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     likelihood_weight: float | None = None
+    structures: Structures = field(default_factory=Structures)
 
     def after(self, task: str, outputs: tuple[str, ...], outcome: Outcome, likelihood_weight: float) -> Belief:
         """The belief after a task.
@@ -52,7 +55,8 @@ class Belief:
         Returns:
             The new belief.
         """
-        return Belief(
+        return replace(
+            self,
             states={**self.states, **outcome.states},
             trained=self.trained | set(outcome.states),
             tasks=(*self.tasks, task),

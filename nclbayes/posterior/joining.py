@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock, find_blocks
 from nclbayes.blocks.layout import quoted
+from nclbayes.blocks.structures import Structures, as_known
 from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
@@ -79,6 +80,7 @@ def join(
     initial: Mapping[str, Tensor] | None,
     device: torch.device,
     generator: torch.Generator,
+    structures: Structures,
     late: Mapping[str, Block] | None = None,
 ) -> Joined:
     """See what a task touches, and refuse what cannot be learnt from before the first step.
@@ -93,6 +95,7 @@ def join(
         device: Where to work.
         generator: Decides those.
         late: Blocks that are known to take part, though the few examples that are looked at do not show it.
+        structures: What is held of the factors of new blocks.
 
     Returns:
         The task's blocks, where they start, and the rest.
@@ -114,7 +117,7 @@ def join(
     for part, batch in zip(task.parts, examples, strict=True):
         with of_task(part.name):
             run, targets = look(model, to_device(batch, device), part.context, present)
-            touched = touched_states(run, {**known, **states}, engine.structure, late or {})
+            touched = touched_states(run, {**known, **states}, engine, structures, late or {})
         states |= touched
         for name in touched.keys() & trained if needs_priors else ():
             priors[name] = prior_state(touched[name].block, run.latents, engine.structure)
@@ -136,7 +139,7 @@ def join(
         learnt |= states[name].block.unpack(matrix)
     for part, batch in zip(task.parts, examples, strict=True) if engine.needs_fisher else ():
         with of_task(part.name):
-            check_fisher(model, to_device(batch, device), part.context, values | learnt, engine)
+            check_fisher(model, to_device(batch, device), part.context, values | learnt, engine, states)
     fixed = {name: value for name, value in values.items() if name not in learnt}
     return Joined(states, priors, start, rows, fixed, outputs, least, guess, certain, examples, tuple(allowed))
 
@@ -216,6 +219,7 @@ def check_fisher(
     context: Mapping[str, Any],
     values: Mapping[str, Tensor],
     engine: Engine,
+    states: Mapping[str, State],
 ) -> None:
     """Refuse a model whose Fisher cannot be had before the first step, not after the last.
 
@@ -225,6 +229,7 @@ def check_fisher(
         context: The model's keyword arguments.
         values: The weights, by site.
         engine: Whose kind of Fisher is meant.
+        states: The Gaussians, by block.
 
     Raises:
         NCLError: If the Fisher of a weight cannot be had.
@@ -235,6 +240,7 @@ def check_fisher(
         kind=engine.fisher,
         temperature=engine.fisher_temperature,
         diagonal=engine.structure is Structure.DIAGONAL,
+        blocks={name: state.block for name, state in states.items()},
         context=context,
     )
     accumulator.update(batch)
@@ -268,14 +274,19 @@ def present_values(
 
 
 def touched_states(
-    run: ModelRun, known: Mapping[str, State], structure: Structure, late: Mapping[str, Block] | None = None
+    run: ModelRun,
+    known: Mapping[str, State],
+    engine: Engine,
+    structures: Structures,
+    late: Mapping[str, Block] | None = None,
 ) -> dict[str, State]:
     """The Gaussians of the blocks that a run touches; a block that was never met before has its prior.
 
     Args:
         run: A run of the model.
         known: The Gaussians so far.
-        structure: The form that the Gaussians of linear maps must have.
+        engine: Which says what form the Gaussians of linear maps must have.
+        structures: What is held of the factors of new blocks.
         late: Blocks that other examples touch, where the run has met their sites.
 
     Returns:
@@ -285,6 +296,7 @@ def touched_states(
         ModelError: If the run uses a known site in another way than before.
         SettingError: If a known Gaussian is of another form.
     """
+    structure = engine.structure
     owners = {site: name for name, state in known.items() for site in state.block.sites}
     states: dict[str, State] = {}
     found = find_blocks(run)
@@ -295,9 +307,14 @@ def touched_states(
             taken = [site for site in block.sites if site in owners]
             if taken:
                 raise ModelError(f"Sites {taken} belong to block '{owners[taken[0]]}'; this task uses them otherwise.")
-            state = _prior(block, run, structure)
-        elif state.block != block:
+            state = _prior(structures.applied(block, whole=engine.needs_activity), run, structure)
+        elif state.block != as_known(block, {name: state.block}):
             raise ModelError(f"Block '{name}' is {state.block} in the posterior, but this task uses it as {block}.")
+        elif engine.needs_activity and state.block.is_split:
+            raise SettingError(
+                f"Block '{name}' of the posterior is {state.kind}, and {type(engine).__name__} needs its factors "
+                "whole: start a new posterior with structure='dense', or use another engine, such as LaplaceNCL."
+            )
         elif isinstance(block, KroneckerBlock) and state.structure is not structure:
             raise SettingError(
                 f"Block '{name}' of the posterior is {state.kind}, and this engine needs {structure.value} blocks. "

@@ -6,12 +6,14 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from nclbayes.blocks.structures import Structures
 from nclbayes.data.checking import whole_number
 from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine
@@ -42,6 +44,10 @@ class OnlinePosterior:
         generator: Decides every draw, unless an update passes another; by default one seeded with 0.
         example: A task that shows the model's sites at once: their prior is then there to look at and to sample from.
             Without it the first update shows them. Nothing is learnt from it.
+        structure: What is held of the two factors of a linear map: "dense", all of them; "diagonal", their diagonals; a
+            number, blocks along the diagonal that are at most so wide; "auto", all up to a size of 2,048, and blocks
+            beyond it. A pair is for inputs and outputs, and a mapping from patterns of names, such as
+            ``{"lm_head*": ("dense", "diagonal"), "*": "auto"}``, for some blocks: the first that matches counts.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -77,15 +83,19 @@ class OnlinePosterior:
         initial: Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
         example: Task | None = None,
+        structure: Any = "auto",
     ) -> None:
         check_posterior(model, engine, initial, generator, example)
+        structures = Structures.of(structure)
         self.model = model
         self.engine = engine
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
         # Whoever changes the posterior, or draws from its generator, holds it.
         self._turn = Turn("The posterior")
-        self._belief = Belief() if example is None else as_found(model, lambda: self._first_belief(example))
+        self._belief = Belief(structures=structures)
+        if example is not None:
+            self._belief = as_found(model, lambda: self._first_belief(example))
 
     @property
     def blocks(self) -> Mapping[str, State]:
@@ -364,7 +374,8 @@ class OnlinePosterior:
         with of_task(example.name):
             batch = few_examples(example, device_of(Belief(), self.model, example))
             run, _ = look(self.model, batch, example.context, self._initial_values() or {})
-            return Belief(states=touched_states(run, {}, self.engine.structure), outputs=tuple(run.observed))
+            states = touched_states(run, {}, self.engine, self._belief.structures)
+            return replace(self._belief, states=states, outputs=tuple(run.observed))
 
     def _check_memory(self) -> None:
         """Refuse what a file may have put there in place of what was kept."""

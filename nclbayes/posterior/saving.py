@@ -11,9 +11,10 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from nclbayes.blocks.structures import Structures
 from nclbayes.engines.base import ENGINES, Engine
 from nclbayes.engines.settings import PAPER
-from nclbayes.errors import FileError, NCLError
+from nclbayes.errors import FileError, NCLError, SettingError
 from nclbayes.gaussians import SavedState
 from nclbayes.posterior.belief import Belief
 from nclbayes.storage import Form, Misfit, SealedFile, fitted, open_sealed, write_file
@@ -61,6 +62,7 @@ class _Settings:
     learner: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
     likelihood_weight: float | None = None
+    structure: list[list[str]] = field(default_factory=list)
 
 
 def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
@@ -75,7 +77,7 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
     tensors |= {f"/initial/{site}": value for site, value in (saved.initial or {}).items()}
     described = {}
     for name, state in belief.states.items():
-        tensors |= {f"{name}/{part}": tensor for part, tensor in state.tensors().items()}
+        tensors |= {f"{name}/{part}": tensor for part, tensor in state.saved().items()}
         described[name] = state.settings()
     settings = {
         "blocks": described,
@@ -91,6 +93,7 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
         "learner": dict(saved.learner),
         "kind": saved.kind,
         "likelihood_weight": belief.likelihood_weight,
+        "structure": [[pattern, *map(str, sides)] for pattern, sides in belief.structures.patterns],
     }
     write_file(path, "posterior", tensors | {"generator": saved.generator.get_state()}, settings)
 
@@ -112,7 +115,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         settings: _Settings = fitted(_Settings, _with_evidence(file))
         _check_names(settings, file.forms)
         engine = engine_from(settings.engine)
-        likelihood_weight = _first_weight(settings, engine)
+        likelihood_weight, structures = _first_weight(settings, engine), _structures(settings)
         tensors = file.read()
         states = {
             name: block.state({part: tensors[f"{name}/{part}"] for part in block.tensors})
@@ -142,6 +145,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         log_evidence=settings.log_evidence,
         memory={name: tensors[f"/memory/{name}"] for name in settings.memory},
         likelihood_weight=likelihood_weight,
+        structures=structures,
     )
     return Saved(belief, engine, generator, initial, settings.learner, settings.kind, tuple(notices))
 
@@ -163,6 +167,19 @@ def _first_weight(settings: _Settings, engine: Engine) -> float | None:
     if weight is not None and not weight > 0:
         raise Misfit(f"likelihood_weight is {weight}")
     return weight
+
+
+def _structures(settings: _Settings) -> Structures:
+    """What is held of the factors of blocks that are yet to come: lists of a pattern and two sides."""
+    try:
+        return Structures.of(
+            {
+                pattern: [int(side) if side.isdecimal() else side for side in sides]
+                for pattern, *sides in settings.structure
+            }
+        )
+    except (SettingError, ValueError) as error:
+        raise Misfit(f"structure is {settings.structure}"[:200]) from error
 
 
 def describe(engine: Engine) -> dict[str, Any]:

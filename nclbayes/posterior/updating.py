@@ -49,6 +49,7 @@ class UpdateReport:
         decisions: What the engine decided that its settings left to it ("auto"), and why, in words.
         kl_of_sums: For each Kronecker block, the nats lost by replacing the sum of two Kronecker products by one.
         unused: Weights that the model samples, and that no task so far has used.
+        structure: What is held of the factors of those blocks that have large ones, in words.
 
     Example:
         >>> import pyro.distributions as dist
@@ -74,6 +75,7 @@ class UpdateReport:
     decisions: Mapping[str, str] = field(repr=False)
     kl_of_sums: Mapping[str, float] = field(repr=False)
     unused: tuple[str, ...] = ()
+    structure: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def updated(
@@ -122,6 +124,7 @@ def updated(
             device=device,
             generator=generator,
             late=late,
+            structures=belief.structures,
         )
         weights = sum(state.loc.numel() for state in joined.states.values())
         settled = engine.settled(weights, task.size, certain=joined.certain, before=belief.likelihood_weight)
@@ -203,6 +206,7 @@ def _report(
         decisions=why,
         kl_of_sums=outcome.kl_of_sums,
         unused=unused,
+        structure={name: state.kind for name, state in outcome.states.items() if state.block.is_split},
     )
 
 

@@ -30,7 +30,7 @@ from nclbayes.storage.writing import replacing
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _KEY = "nclbayes"
 _DTYPES = {
     torch.float64: "F64",

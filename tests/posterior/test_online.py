@@ -441,10 +441,10 @@ def test_a_newer_format_and_another_model_are_refused(tmp_path: Path, monkeypatc
         FileError, match=r"another model: its site '0\.weight' is \(8, 5\), torch\.float32; that of the model \(9, 5\)"
     ):
         ncl.OnlinePosterior.load(path, other)
-    monkeypatch.setattr("nclbayes.storage.sealed.FORMAT_VERSION", 3)
+    monkeypatch.setattr("nclbayes.storage.sealed.FORMAT_VERSION", 4)
     posterior.save(path)
     monkeypatch.undo()
-    with pytest.raises(FileError, match="has format 3"):
+    with pytest.raises(FileError, match="has format 4"):
         ncl.OnlinePosterior.load(path, classifier())
 
 

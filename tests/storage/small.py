@@ -16,7 +16,7 @@ from nclbayes.storage import read_file, write_file
 
 Parts = tuple[dict[str, Tensor], dict[str, Any]]
 OLD = Path(__file__).parent / "files"
-"""Files of format 1: posteriors of :func:`model` after two tasks."""
+"""Files of formats 1 and 2: posteriors of :func:`model` after two tasks."""
 
 
 class Gained(nn.Module):

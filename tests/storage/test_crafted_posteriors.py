@@ -16,7 +16,7 @@ from nclbayes.errors import FileError
 from nclbayes.methods import CoresetLearner
 from nclbayes.storage import read_file, write_file
 from tests.storage.hostile import objection, variants, with_value
-from tests.storage.small import Parts, model, posterior, task
+from tests.storage.small import OLD, Parts, model, posterior, task
 
 Case = tuple[str, dict[str, Tensor], Any]
 
@@ -77,6 +77,12 @@ def of_values(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[
         (("blocks", "linear", "block", "bias"), "linear.weight"),
         (("blocks", "linear", "block", "bias_shape"), [3]),
         (("blocks", "linear", "block", "weight"), "gain"),
+        (("blocks", "linear", "block", "widths"), [-1, 0]),
+        (("blocks", "linear", "block", "widths"), [1, 0]),
+        (("blocks", "linear", "block", "widths"), [0, 1]),
+        (("structure",), [["*"]]),
+        (("structure",), [["*", "half", "dense"]]),
+        (("structure",), [["*", "0", "dense"]]),
         (("blocks", "gain", "block", "shape"), [3]),
         (("blocks", "gain", "block", "shape"), [1, 2]),
         (("blocks", "gain", "block", "shape"), [0]),
@@ -105,7 +111,7 @@ def of_tensors(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator
             yield changed(name, "in float32", lambda t: t.float())
             yield changed(name, "negative", lambda t: -t - (t == 0).double())
             yield changed(name, "zero", torch.zeros_like)
-        if not name.endswith(("loc", "precision")):  # Other ones would be as good.
+        if not name.endswith(("loc", "precision", "lower")):  # Other ones would be as good.
             yield changed(name, "foreign", lambda t: t + torch.ones_like(t))
         if name.endswith(("input", "output", "inverse", "root")):
             yield changed(name, "doubled", lambda t: 2 * t)
@@ -142,9 +148,12 @@ def refused(path: Path, cases: Iterator[Case], load: Callable[[Path], object]) -
     return count, wrong
 
 
-def test_crafted_files_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_roots", [False, True])
+def test_crafted_files_are_refused(tmp_path: Path, has_roots: bool) -> None:
     path, net = tmp_path / "p", model()
-    parts = honest(path, posterior())
+    # Of a file of format 2 all parts are kept.
+    parts = honest(path, ncl.OnlinePosterior.load(OLD / "laplace-2.ncl", net) if has_roots else posterior())
+    assert ("linear/input_root" in parts[0]) is has_roots
     ncl.OnlinePosterior.load(path, net)
     total = 0
     for make in (of_settings, of_values, of_tensors):

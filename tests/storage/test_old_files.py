@@ -1,4 +1,4 @@
-"""Files of format 1 are still read, by what their header says and their blocks demand."""
+"""Files of earlier formats are still read, by what their header says and their blocks demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import nclbayes as ncl
 from nclbayes.methods import CoresetLearner
-from tests.storage.small import OLD, model, task
+from tests.storage.small import OLD, digest, model, task
 
 MEANS = {
     "laplace": [-0.40916526317596436, 0.151505246758461, -0.16114085912704468, -0.30109360814094543],
@@ -33,6 +33,19 @@ def test_a_file_of_the_first_format_loads_and_learns_on(name: str) -> None:
         assert loaded.refined().engine.steps == 4
     loaded.update(task(), progress=False)
     assert torch.isfinite(loaded.predict(torch.zeros(3, 2)).probs).all()
+
+
+def test_a_file_of_the_second_format_loads_and_is_written_anew_with_all_its_parts(tmp_path: Path) -> None:
+    """It holds inverses and roots; whether the factors would give the same ones, it does not say."""
+    loaded = ncl.OnlinePosterior.load(OLD / "laplace-2.ncl", model())
+    assert loaded.tasks == ("task 0", "task 1")
+    expected = [-0.34454086422920227, 0.21257835626602173, -0.2323257476091385, -0.35732126235961914]
+    assert loaded.mean()["linear.weight"].flatten().tolist() == expected
+    loaded.save(tmp_path / "p")
+    assert digest(ncl.OnlinePosterior.load(tmp_path / "p", model())) == digest(loaded)
+    loaded.update(task(), progress=False)
+    loaded.save(tmp_path / "p")
+    assert digest(ncl.OnlinePosterior.load(tmp_path / "p", model())) == digest(loaded)
 
 
 def test_an_evidence_that_is_no_number_counts_as_none(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from nclbayes.experiments.figures.fisher_network import LIKELIHOODS, Network
 from nclbayes.experiments.figures.panels import FULL_WIDTH, empty_figure
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.kronecker import scale_free_kl
+from nclbayes.kronecker.blockdiagonal import whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +67,7 @@ def compute(settings: Settings, place: Workplace) -> Results:
                 key = {"network": index, "likelihood": likelihood, "weights": site}
                 moment = network.second_moment(site)
                 factors = {
-                    "kfac": (kfac[site].input, kfac[site].output),
+                    "kfac": (whole(kfac[site].input), whole(kfac[site].output)),
                     "dowm": dowm_factors(moment, weight, settings["alpha"]),
                     "owm": owm_factors(moment, len(weight), settings["alpha"]),
                 }

@@ -33,6 +33,7 @@ from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, 
 from nclbayes.experiments.figures.task_fishers import random_fishers, stimulus_fishers, stroke_fishers
 from nclbayes.fisher import KroneckerFisher
 from nclbayes.kronecker import KroneckerPrecision, SumRule, kronecker_sum
+from nclbayes.kronecker.blockdiagonal import whole
 from nclbayes.storage import Form, Misfit, fitted, open_sealed, write_file
 from nclbayes.tasks.files import status
 
@@ -73,7 +74,7 @@ def compute(settings: Settings, place: Workplace) -> Results:
             facts[source] = "left out: its data are not on this machine"
             continue
         fishers = list(_fishers(source, settings, place))
-        n, m = len(fishers[0].input), len(fishers[0].output)
+        n, m = fishers[0].input.shape[0], fishers[0].output.shape[0]
         prior = settings["prior"] * float(fishers[0].input.diagonal().mean() * fishers[0].output.diagonal().mean())
         facts[source] = {"tasks": len(fishers), "weights": f"{m} x {n}", "prior precision, per trial": prior}
         place.say(f"{source}: {len(RULES)} rules over {len(fishers)} tasks, {m} x {n} weights")
@@ -98,7 +99,7 @@ def accumulate(fishers: Iterable[KroneckerFisher], prior: float) -> Iterator[tup
     held: dict[str, KroneckerPrecision] = {}
     exact: ProductSum | None = None
     for fisher in fishers:
-        C, D = fisher.input, fisher.output
+        C, D = whole(fisher.input), whole(fisher.output)
         if exact is None:
             A, B = (torch.eye(len(factor), dtype=factor.dtype, device=factor.device) for factor in (C, D))
             exact = ProductSum(prior * A, B)
@@ -106,7 +107,7 @@ def accumulate(fishers: Iterable[KroneckerFisher], prior: float) -> Iterator[tup
         exact.add(C, D)
         alone: list[Row] = []
         for before in RULES:
-            A, B = held[before].input, held[before].output
+            A, B = whole(held[before].input), whole(held[before].output)
             for rule in RULES:
                 total = kronecker_sum(A, B, C, D, rule, rtol=fisher.rtol)
                 alone.append({"before": before, "rule": rule, "kl": float(total.kl)})

@@ -1,0 +1,149 @@
+"""What large sides cost: the Fisher and the sums of published networks, with factors in blocks and with whole ones.
+
+``python -m tests.benchmarks.large`` needs the extra ``zoo``. For each network it times a plain epoch, the Fisher of as
+many examples, and the addition of that Fisher to the prior with its factorisation, in a process of its own for each
+structure; and it states the peak of memory and the size of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import nclbayes as ncl
+from nclbayes import FisherAccumulator
+from tests.benchmarks.timing import table
+
+Made = tuple[nn.Module, Any, torch.Tensor]
+
+
+def resnet(examples: int) -> Made:
+    import timm
+
+    net = timm.create_model("resnet10t", num_classes=10).eval()
+    return net, torch.randn(examples, 3, 32, 32), torch.randint(10, (examples,))
+
+
+def bert(examples: int) -> Made:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+    config = BertConfig(**sizes, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    words = torch.randint(5, 30_000, (examples, 64))
+    inputs = {"input_ids": words, "attention_mask": torch.ones(examples, 64, dtype=torch.long)}
+    return BertForSequenceClassification(config), inputs, torch.randint(2, (examples,))
+
+
+def head(examples: int) -> Made:
+    return nn.Linear(64, 30_000), torch.randn(examples, 64), torch.randint(30_000, (examples,))
+
+
+NETWORKS: dict[str, tuple[Callable[[int], Made], int]] = {
+    "ResNet-10t": (resnet, 16),
+    "BERT-small": (bert, 16),
+    "Linear(64, 30000)": (head, 64),
+}
+
+
+def part(inputs: Any, index: slice) -> Any:
+    return {name: value[index] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[index]
+
+
+def measure(name: str, structure: str, examples: int) -> dict[str, float]:
+    """One network with one structure: seconds, and bytes."""
+    torch.manual_seed(0)
+    make, batch = NETWORKS[name]
+    net, inputs, targets = make(examples)
+    slices = [slice(i, i + batch) for i in range(0, examples, batch)]
+    found: dict[str, float] = {}
+    start = time.perf_counter()
+    for index in slices:
+        x = part(inputs, index)
+        out = net(**x) if isinstance(x, dict) else net(x)
+        F.cross_entropy(getattr(out, "logits", out), targets[index]).backward()
+        net.zero_grad()
+    found["epoch"] = time.perf_counter() - start
+    model = ncl.BayesianNetwork(net, ncl.Categorical())
+    few = part(inputs, slice(0, 2 * batch))
+    data: Any = {**few, "labels": targets[: 2 * batch]} if isinstance(few, dict) else (few, targets[: 2 * batch])
+    task = ncl.Task(data, name="a few", target="labels" if isinstance(few, dict) else None)
+    engine = ncl.LaplaceNCL(steps=1, batch_size=batch, fisher_samples=1)
+    posterior = ncl.OnlinePosterior(model, engine, example=task, structure=structure)
+    blocks = {key: state.block for key, state in posterior.blocks.items()}
+    accumulator = FisherAccumulator(model, model.initial_values(), blocks=blocks)
+    start = time.perf_counter()
+    for index in slices:
+        accumulator.update((part(inputs, index), targets[index]))
+    fishers = accumulator.factors()
+    found["fisher"] = time.perf_counter() - start
+    start = time.perf_counter()
+    for key, state in posterior.blocks.items():
+        if key in fishers:
+            state.add(state.loc, fishers[key], ncl.SumRule.ADDITIVE)
+    found["sums"] = time.perf_counter() - start
+    posterior.update(task, progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "posterior.ncl"
+        posterior.save(path)
+        found["file"] = float(path.stat().st_size)
+        start = time.perf_counter()
+        ncl.OnlinePosterior.load(path, model)
+        found["load"] = time.perf_counter() - start
+    found["weights"] = float(sum(state.loc.numel() for state in posterior.blocks.values()))
+    found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--structures", nargs="*", default=["auto", "dense"])
+    parser.add_argument("--examples", type=int, default=2000)
+    parser.add_argument("--one", action="store_true", help="Measure here, and print JSON.")
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.names[0], given.structures[0], given.examples)))
+        return
+    rows = []
+    for name in given.names:
+        for structure in given.structures:
+            command = [sys.executable, "-m", "tests.benchmarks.large", name, "--structures", structure]
+            command += ["--examples", str(given.examples), "--one"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                rows.append((name, structure, f"exit {done.returncode}", *[""] * 6))
+                continue
+            found = json.loads(done.stdout.splitlines()[-1])
+            times = [f"{found[key]:.1f} s" for key in ("epoch", "fisher", "sums", "load")]
+            size = f"{found['file'] / (4 * found['weights']):.1f}"
+            ratio = f"{found['fisher'] / found['epoch']:.2f}"
+            rows.append((name, structure, *times, ratio, size, f"{found['peak'] / 1e9:.1f} GB"))
+            print(rows[-1], file=sys.stderr, flush=True)
+    header = (
+        "network",
+        "structure",
+        "plain epoch",
+        "Fisher",
+        "sums",
+        "load",
+        "Fisher / epoch",
+        "file / weights",
+        "peak",
+    )
+    print(table(f"{given.examples} examples", header, rows))
+
+
+if __name__ == "__main__":
+    main()
