@@ -10,7 +10,8 @@ from dataclasses import replace
 from nclbayes.blocks.layout import Block, DiagonalBlock, KroneckerBlock, quoted
 from nclbayes.errors import LatentError, UnsupportedUseError
 from nclbayes.watch import LinearUse, ModelRun, OtherUse
-from nclbayes.watch.rows import ConvolutionRows
+from nclbayes.watch.einsum import EinsumRows
+from nclbayes.watch.rows import ConvolutionRows, TransposedConvolutionRows
 from nclbayes.watch.sites import base_normal
 
 
@@ -77,10 +78,12 @@ def _own_bias(
 def _kronecker_block(run: ModelRun, site: str, uses: list[LinearUse], bias: str | None) -> KroneckerBlock:
     shape = tuple(run.latents[site].value.shape)
     first = uses[0]
-    if isinstance(first.rows, ConvolutionRows):
-        outputs, inputs = shape[0], math.prod(shape[1:])
-        groups = first.rows.groups
-        view: tuple[int, ...] = (outputs, inputs) if groups == 1 else (groups, outputs // groups, inputs)
+    if isinstance(first.rows, (ConvolutionRows, TransposedConvolutionRows)):
+        # Outputs and inputs, or the other way round.
+        rows, columns, groups = shape[0], math.prod(shape[1:]), first.rows.groups
+        view: tuple[int, ...] = (rows, columns) if groups == 1 else (groups, rows // groups, columns)
+    elif isinstance(first.rows, EinsumRows):
+        view = first.rows.view
     else:
         view = (1, *shape) if first.rows.vector else shape
     if any(_form(use) != _form(first) for use in uses):
@@ -100,10 +103,15 @@ def _kronecker_block(run: ModelRun, site: str, uses: list[LinearUse], bias: str 
     )
 
 
-def _form(use: LinearUse) -> tuple[str, int]:
+def _form(use: LinearUse) -> tuple[object, ...]:
+    """What uses of one weight must share for their rows to be of one matrix, or one stack of them."""
     if isinstance(use.rows, ConvolutionRows):
         return "convolution", use.rows.groups
-    return "product", 1
+    if isinstance(use.rows, TransposedConvolutionRows):
+        return "transposed convolution", use.rows.groups
+    if isinstance(use.rows, EinsumRows) and use.rows.is_reshaped:
+        return "einsum", use.rows.view
+    return ("product",)
 
 
 def _diagonal_block(run: ModelRun, site: str, linear: list[LinearUse], others: list[OtherUse]) -> DiagonalBlock:

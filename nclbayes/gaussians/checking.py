@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock
 from nclbayes.errors import MatrixError
+from nclbayes.gaussians.kronecker import TRIANGLE
 from nclbayes.gaussians.state import Structure
 from nclbayes.kronecker.blockdiagonal import widths_of
 from nclbayes.kronecker.precision import check_symmetric, kronecker_logdet
@@ -36,10 +37,8 @@ def check_forms(name: str, forms: Mapping[str, Form], structure: Structure, bloc
         Misfit: If one is missing, too many, or of another form.
     """
     shapes = _shapes(structure, block)
-    if "logdet" not in forms and "logdet" in shapes:
-        kept = {p: shape for p, shape in shapes.items() if p.partition(".")[0] in ("input", "output")}
-        lower = {f"{p}/lower": (*shape[:-2], shape[-1] * (shape[-1] + 1) // 2) for p, shape in kept.items()}
-        shapes = {"loc": shapes["loc"], **lower}
+    if "logdet" in shapes and any(part.endswith(f"/{TRIANGLE}") for part in forms):
+        shapes = _folded(shapes, with_roots="logdet" in forms)
     for part in sorted(set(shapes) | set(forms)):
         if part not in forms or part not in shapes:
             raise Misfit(f"the tensor '{name}/{part}' is {'missing' if part in shapes else 'no part of a Gaussian'}")
@@ -61,11 +60,15 @@ def check_parts(name: str, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         Misfit: If they are not finite, not positive definite, or do not belong together to rounding.
     """
-    check_finite(name, tensors)
+    for part, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise Misfit(f"the tensor '{name}/{part}' has NaN or infinite entries")
     if "precision" in tensors:
         if not bool((tensors["precision"] > 0).all()):
             raise Misfit(f"the tensor '{name}/precision' has entries that are not positive")
         return
+    if "logdet" not in tensors:
+        return  # Factors alone: whether they are positive definite, their factorisation says.
     logs, tolerance = [], tensors["logdet"].new_tensor(_SLACK * _EPS)
     for side in ("input", "output"):
         found = []
@@ -80,21 +83,6 @@ def check_parts(name: str, tensors: Mapping[str, Tensor]) -> None:
     size = n * m + kronecker_logdet(A.abs().sum(-1), G.abs().sum(-1), n, m)
     if bool(((tensors["logdet"] - logdet).abs() > tolerance * size).any()):
         raise Misfit(f"the tensor '{name}/logdet' is not the log determinant of the factors")
-
-
-def check_finite(name: str, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse numbers that are none.
-
-    Args:
-        name: The block's name.
-        tensors: By part.
-
-    Raises:
-        Misfit: If one is NaN or infinite.
-    """
-    for part, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise Misfit(f"the tensor '{name}/{part}' has NaN or infinite entries")
 
 
 def check_definite(name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -162,6 +150,16 @@ def _tolerance(A: Tensor, inverse: Tensor) -> Tensor:
     condition = _norm(A) * _norm(inverse)
     close = _SLACK * A.shape[-1] * _EPS * (1 + condition.sqrt())
     return torch.where(condition < _CHOLESKY, close, close.clamp(min=1e-2))
+
+
+def _folded(shapes: Mapping[str, tuple[int, ...]], *, with_roots: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a file has of the parts: triangles of the factors, and of their roots if they are there."""
+    kept = ("input", "output", *(("input_root", "output_root") if with_roots else ()))
+    found = {part: shapes[part] for part in (("loc", "logdet") if with_roots else ("loc",))}
+    for part, shape in shapes.items():
+        if part.partition(".")[0] in kept:
+            found[f"{part}/{TRIANGLE}"] = (*shape[:-2], shape[-1] * (shape[-1] + 1) // 2)
+    return found
 
 
 def _norm(matrix: Tensor) -> Tensor:

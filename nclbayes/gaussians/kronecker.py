@@ -17,9 +17,12 @@ from nclbayes.gaussians.state import LinearMap, State, Structure
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, fade, kronecker_sum
 from nclbayes.kronecker.blockdiagonal import BlockDiagonal, Matrix, identity_like, widths_of
 from nclbayes.kronecker.stiffening import stiffening
-from nclbayes.kronecker.triangular import between_triangles, lower_of, symmetric_of
+from nclbayes.kronecker.triangular import between_triangles, symmetric_of, triangle_of, upper_of
 
-_MATRICES = ("input", "output", "input_inverse", "output_inverse", "input_root", "output_root")
+_FACTORS, _ROOTS = ("input", "output"), ("input_root", "output_root")
+_MATRICES = (*_FACTORS, "input_inverse", "output_inverse", *_ROOTS)
+# What a part's name ends with of which a file has the upper triangle alone.
+TRIANGLE = "upper"
 
 
 @dataclass(frozen=True)
@@ -169,11 +172,11 @@ class KroneckerState(State):
         return found
 
     def saved(self) -> dict[str, Tensor]:
-        """Mean and factors, of which each number once; all parts, where inverses and roots are not the factors' own."""
-        if not self.precision.is_own:
-            return self.tensors()
-        parts = {part: t for part, t in self.tensors().items() if part.partition(".")[0] in ("input", "output")}
-        return {"loc": self.loc, **{f"{part}/lower": lower_of(tensor) for part, tensor in parts.items()}}
+        """Mean and factors, of which each number once; and roots, where they are not the factors' own."""
+        kept = _FACTORS if self.precision.is_own else (*_FACTORS, *_ROOTS)
+        parts = {part: t for part, t in self.tensors().items() if part.partition(".")[0] in kept}
+        found = {"loc": self.loc, **{f"{part}/{TRIANGLE}": triangle_of(tensor) for part, tensor in parts.items()}}
+        return found if self.precision.is_own else found | {"logdet": self.precision.logdet}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> KroneckerState:
         """A state of the same block from what :meth:`tensors` gave."""
@@ -181,7 +184,7 @@ class KroneckerState(State):
 
 
 def precision_of(tensors: Mapping[str, Tensor]) -> KroneckerPrecision:
-    """The precision whose parts :meth:`KroneckerState.tensors`, or :meth:`KroneckerState.saved`, gave.
+    """The precision whose parts :meth:`KroneckerState.tensors` gave, or of which there are the factors alone.
 
     Args:
         tensors: By part.
@@ -193,10 +196,31 @@ def precision_of(tensors: Mapping[str, Tensor]) -> KroneckerPrecision:
         MatrixError: If one of its factors is not positive definite.
     """
     if "logdet" not in tensors:
-        whole = {part.removesuffix("/lower"): symmetric_of(t) for part, t in tensors.items() if part != "loc"}
-        return KroneckerPrecision.factorise(_matrix("input", whole), _matrix("output", whole))
+        return KroneckerPrecision.factorise(_matrix("input", tensors), _matrix("output", tensors))
     matrices = {name: _matrix(name, tensors) for name in _MATRICES}
     return KroneckerPrecision(**matrices, logdet=tensors["logdet"], is_own=False)
+
+
+def unfolded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of which :meth:`KroneckerState.saved` gave triangles, as :meth:`KroneckerState.tensors` has them.
+
+    Args:
+        tensors: By part; where none is a triangle, they are all there.
+
+    Returns:
+        Mean and factors; where there are roots, all parts.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        part, _, kind = name.partition("/")
+        if kind != TRIANGLE:
+            found[name] = tensor
+        elif part.partition(".")[0] in _ROOTS:
+            found[part] = root = upper_of(tensor)
+            found[part.replace("_root", "_inverse")] = root @ root.mT
+        else:
+            found[part] = symmetric_of(tensor)
+    return found
 
 
 def _matrix(name: str, tensors: Mapping[str, Tensor]) -> Matrix:

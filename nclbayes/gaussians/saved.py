@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
 from nclbayes.errors import MatrixError
-from nclbayes.gaussians.checking import check_finite, check_forms, check_parts
+from nclbayes.gaussians.checking import check_forms, check_parts
 from nclbayes.gaussians.diagonal import DiagonalState
-from nclbayes.gaussians.kronecker import KroneckerState, precision_of
+from nclbayes.gaussians.kronecker import KroneckerState, precision_of, unfolded
 from nclbayes.gaussians.state import State, Structure
 from nclbayes.storage import Form, Misfit
 
@@ -60,8 +60,8 @@ class SavedState:
         Raises:
             Misfit: If these are not the parts of one Gaussian.
         """
-        is_short = self.kind is Structure.KRONECKER and "logdet" not in tensors
-        check_finite(self.block.name, tensors) if is_short else check_parts(self.block.name, tensors)
+        tensors = unfolded(tensors)
+        check_parts(self.block.name, tensors)
         if self.kind is Structure.DIAGONAL:
             return DiagonalState(self.block, tensors["loc"], tensors["precision"], self.log_scale)
         assert isinstance(self.block, KroneckerBlock)

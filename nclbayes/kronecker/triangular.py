@@ -42,8 +42,8 @@ def upper_root(root: Tensor) -> Tensor:
     return factor.mT.flip(-1, -2)
 
 
-def lower_of(matrix: Tensor) -> Tensor:
-    """The entries of a symmetric matrix, each once: those of its lower triangle, row by row.
+def triangle_of(matrix: Tensor) -> Tensor:
+    """The entries of a matrix's upper triangle, row by row: all of a symmetric one, each once.
 
     Args:
         matrix: [..., k, k].
@@ -51,22 +51,34 @@ def lower_of(matrix: Tensor) -> Tensor:
     Returns:
         [..., k (k + 1) / 2].
     """
-    rows, columns = torch.tril_indices(*matrix.shape[-2:], device=matrix.device)
+    rows, columns = torch.triu_indices(*matrix.shape[-2:], device=matrix.device)
     return matrix[..., rows, columns]
 
 
-def symmetric_of(lower: Tensor) -> Tensor:
-    """The symmetric matrix whose lower triangle is given.
+def upper_of(triangle: Tensor) -> Tensor:
+    """The upper triangular matrix that a triangle is of.
 
     Args:
-        lower: [..., k (k + 1) / 2].
+        triangle: [..., k (k + 1) / 2].
 
     Returns:
         [..., k, k].
     """
-    k = (math.isqrt(1 + 8 * lower.shape[-1]) - 1) // 2
-    rows, columns = torch.tril_indices(k, k, device=lower.device)
-    matrix = lower.new_empty(*lower.shape[:-1], k, k)
-    matrix[..., rows, columns] = lower
-    matrix[..., columns, rows] = lower
+    k = (math.isqrt(1 + 8 * triangle.shape[-1]) - 1) // 2
+    rows, columns = torch.triu_indices(k, k, device=triangle.device)
+    matrix = triangle.new_zeros(*triangle.shape[:-1], k, k)
+    matrix[..., rows, columns] = triangle
     return matrix
+
+
+def symmetric_of(triangle: Tensor) -> Tensor:
+    """The symmetric matrix that a triangle is of.
+
+    Args:
+        triangle: [..., k (k + 1) / 2].
+
+    Returns:
+        [..., k, k].
+    """
+    upper = upper_of(triangle)
+    return upper + upper.triu(1).mT

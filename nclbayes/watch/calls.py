@@ -16,6 +16,7 @@ PRODUCTS = {
     *(torch.addmm, torch.baddbmm, torch.addmv, Tensor.addmm, Tensor.baddbmm, Tensor.addmv),
 }
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
+TRANSPOSED_CONVOLUTIONS = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 COPIES = {Tensor.contiguous, Tensor.clone, torch.clone, Tensor.to}
 

@@ -7,17 +7,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nclbayes.errors import DataError, UnsupportedUseError
-from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, call_name
+from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, TRANSPOSED_CONVOLUTIONS, call_name
+from nclbayes.watch.einsum import einsum_rows
 from nclbayes.watch.others import Derived, OtherUses, edge_of
-from nclbayes.watch.rows import ConvolutionRows, ProductRows
+from nclbayes.watch.rows import ConvolutionRows, ProductRows, TransposedConvolutionRows
 from nclbayes.watch.sites import learnable_parameter
 from nclbayes.watch.steps import current_mask
-from nclbayes.watch.uses import LinearUse, OtherUse
+from nclbayes.watch.uses import LinearUse, OtherUse, Rows
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,10 @@ class MapRecorder(TorchFunctionMode):
             return self._product(func, out, *args, **kwargs)
         if func in CONVOLUTIONS:
             return self._convolution(func, out, *args, **kwargs)
+        if func in TRANSPOSED_CONVOLUTIONS:
+            return self._transposed_convolution(func, out, *args, **kwargs)
+        if func is torch.einsum:
+            return self._einsum(func, out, *args, **kwargs)
         if func in ADDITIONS:
             return self._bias(out, *args, **kwargs)
         return None
@@ -268,6 +274,44 @@ class MapRecorder(TorchFunctionMode):
         )
         return self._record(func, out, input, alias, bias, False, rows)
 
+    def _transposed_convolution(
+        self,
+        func: Callable[..., Any],
+        out: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> LinearUse | None:
+        """A bias is added to the outputs, of which each has several rows: it has a use of its own."""
+        alias = self._aliases.get(id(weight))
+        kernel = tuple(weight.shape[2:])
+        stride, padding, extra, dilation = (_each(s, len(kernel)) for s in (stride, padding, output_padding, dilation))
+        if alias is None or alias.transposed or id(input) in self._aliases:
+            return None
+        if any(more >= step for more, step in zip(extra, stride, strict=True)):
+            return None
+        patches = ConvolutionRows(tuple(input.shape), kernel, stride, tuple((p, p) for p in padding), dilation, groups)
+        rows = TransposedConvolutionRows(tuple(input.shape), patches)
+        return self._record(func, out, input, alias, None, True, rows)
+
+    def _einsum(self, func: Callable[..., Any], out: Tensor, equation: Any, *operands: Any) -> LinearUse | None:
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+            operands = tuple(operands[0])
+        if not isinstance(equation, str) or len(operands) != 2:
+            return None
+        left, right = (self._aliases.get(id(tensor)) for tensor in operands)
+        alias = left or right
+        if alias is None or (left and right) or alias.transposed or alias.tensor.shape != alias.value.shape:
+            return None
+        x = operands[1] if left else operands[0]
+        rows = einsum_rows(equation, x, alias.tensor, out, left=left is not None)
+        return None if rows is None else self._record(func, out, x, alias, None, rows.transposed, rows)
+
     def _bias(self, total: Any, first: Any, second: Any, *, alpha: float = 1, **_: Any) -> LinearUse | None:
         """Join ``x @ w + b``: the sum of an open product and a site that holds one number for each output."""
         for product, bias in ((first, second), (second, first)):
@@ -316,12 +360,12 @@ def _fits(weight: _Alias, x: Tensor, out: Tensor, left: bool) -> bool:
     return weight.stacked and out.ndim >= 3 and out.shape[-3] == weight.value.shape[0] and x.ndim >= 2
 
 
-def _adds_outputs(rows: ProductRows | ConvolutionRows, bias: Any, out: Tensor) -> bool:
+def _adds_outputs(rows: Rows, bias: Any, out: Tensor) -> bool:
     """Whether a site adds one number to each output of a map."""
     if not isinstance(bias, Tensor) or bias.ndim > 1:
         return False
-    if isinstance(rows, ConvolutionRows):
-        return True
+    if not isinstance(rows, ProductRows):
+        return isinstance(rows, ConvolutionRows)
     outputs = 1 if rows.vector else out.shape[-1]
     return not rows.left and not rows.stacked and bias.numel() == outputs
 

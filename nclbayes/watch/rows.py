@@ -178,6 +178,67 @@ class ConvolutionRows:
         return rows.unflatten(-1, (self.groups, -1)).movedim(-2, 0)
 
 
+@dataclass(frozen=True)
+class TransposedConvolutionRows:
+    """Rows of a transposed convolution: one for each example and input position, its gradient a patch of the output's.
+
+    Attributes:
+        shape: The shape of the input, [batch, channels, *positions] or without batch.
+        patches: The convolution that this is the transpose of, from its output to its input.
+    """
+
+    shape: tuple[int, ...]
+    patches: ConvolutionRows
+
+    @property
+    def groups(self) -> int:
+        """Into how many independent convolutions the channels are split."""
+        return self.patches.groups
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The shape of the rows' index, (batch, *positions)."""
+        return self.patches.lead
+
+    @property
+    def count(self) -> int:
+        """The number of rows, R."""
+        return self.patches.count
+
+    def inputs(self, x: Tensor) -> Iterator[Tensor]:
+        """All input rows at once.
+
+        Args:
+            x: The map's input.
+
+        Yields:
+            [R, n], or [groups, R, n / groups].
+        """
+        yield self.patches.gradients(x)
+
+    def gradients(self, grad: Tensor) -> Tensor:
+        """The gradient rows.
+
+        Args:
+            grad: The gradient of the map's output.
+
+        Returns:
+            [R, m], or [groups, R, m / groups].
+        """
+        return torch.cat(list(self.patches.inputs(grad)), dim=-2)
+
+    def mask(self, mask: Tensor) -> Tensor:
+        """Which rows are valid.
+
+        Args:
+            mask: Boolean, over the first dimensions of (batch, *positions).
+
+        Returns:
+            [R].
+        """
+        return self.patches.mask(mask)
+
+
 def _spread(mask: Tensor, lead: tuple[int, ...]) -> Tensor:
     """Repeat a mask over the first dimensions of an index along the others."""
     return mask.reshape(mask.shape + (1,) * (len(lead) - mask.ndim)).expand(lead)

@@ -65,6 +65,8 @@ def parts_of(func: Callable[..., Any], weight: Tensor, out: Tensor, args: Sequen
     name = getattr(func, "__name__", "").strip("_")
     if name in _NORMS:
         return _NORMS[name](weight, *args, **kwargs)
+    if name in _MAPS:
+        return _offset(weight, out, *args, **kwargs)
     if kwargs or not _broadcasts(weight, out):
         return None
     first, *others = args
@@ -254,6 +256,20 @@ _NORMS: dict[str, Callable[..., Parts | None]] = {
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
 }
+
+
+_MAPS = {"linear", *(f"conv{kind}{d}d" for kind in ("", "_transpose") for d in (1, 2, 3))}
+
+
+def _offset(
+    site: Tensor, out: Tensor, input: Tensor, weight: Tensor, bias: Any = None, *_: Any, **__: Any
+) -> Parts | None:
+    """The bias of a map whose weight is not learnt, or whose rows are not its outputs."""
+    positions = max(weight.ndim - 2, 0)
+    if bias is not site or input is site or weight is site or out.ndim < 2 + positions:
+        return None
+    like = site.detach().reshape(-1, *(1,) * positions)
+    return lambda g, _: _reduced(g, like).reshape(len(g), *site.shape)
 
 
 def _normalised(

@@ -12,8 +12,12 @@ from torch.autograd.graph import GradientEdge
 
 from nclbayes.errors import NCLError
 from nclbayes.watch.calls import call_name
-from nclbayes.watch.rows import ConvolutionRows, ProductRows, only_valid
+from nclbayes.watch.einsum import EinsumRows
+from nclbayes.watch.rows import ConvolutionRows, ProductRows, TransposedConvolutionRows, only_valid
 from nclbayes.watch.separable import Separable
+
+Rows = ProductRows | ConvolutionRows | TransposedConvolutionRows | EinsumRows
+"""How the input of a map, and the gradient of its output, turn into rows."""
 
 
 @dataclass
@@ -47,7 +51,7 @@ class LinearUse:
     transposed: bool
     input: Tensor
     edge: GradientEdge
-    rows: ProductRows | ConvolutionRows
+    rows: Rows
     mask: Tensor | None
     shape: torch.Size
     _version: int = field(init=False)

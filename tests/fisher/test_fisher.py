@@ -297,7 +297,7 @@ def test_a_model_that_takes_no_example_by_itself_is_refused() -> None:
         gain = pyro.sample("gain", normal((5,)))
         if len(x) < 2:
             raise ValueError("two at least")
-        pyro.sample("y", dist.Normal(torch.einsum("bi,i->b", x, gain), 1.0), obs=y)
+        pyro.sample("y", dist.Normal(torch.einsum("bi,i,i->b", x, gain, gain), 1.0), obs=y)
 
     with (
         pytest.warns(UserWarning, match="cannot vectorise"),
@@ -322,7 +322,7 @@ def test_the_exact_fisher_of_a_learnt_noise_scale() -> None:
 def test_a_random_model_with_diagonal_blocks_is_refused() -> None:
     def model(x: Tensor, y: Tensor) -> None:
         gain = pyro.sample("gain", normal((5,)))
-        pyro.sample("y", dist.Normal(torch.einsum("bi,i->b", x, gain) + torch.randn_like(x[:, 0]), 1.0), obs=y)
+        pyro.sample("y", dist.Normal(torch.einsum("bi,i,i->b", x, gain, gain) + torch.randn_like(x[:, 0]), 1.0), obs=y)
 
     with pytest.raises(UnsupportedUseError, match=r"'gain' need the gradient of each example.*random"):
         ncl.fisher(model, {"gain": torch.ones(5)}, (inputs(6, 5), inputs(6)))

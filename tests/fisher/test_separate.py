@@ -82,12 +82,16 @@ TOLD: dict[str, tuple[Call, Shapes, Tensor]] = {
 }
 # These are known to autograd alone.
 RUN_AGAIN: dict[str, tuple[Call, Shapes, Tensor]] = {
-    "einsum": (lambda x, w: torch.einsum("bi,oi->bo", x, w), {"w": (3, 4)}, X),
+    "einsum": (lambda x, w: torch.einsum("bi,oi,oi->bo", x, w, w), {"w": (3, 4)}, X),
     "tensordot": (lambda x, w: torch.tensordot(x, w, dims=([1], [1])), {"w": (3, 4)}, X),
     "reshaped": (lambda x, w: x @ w.reshape(4, 3), {"w": (3, 4)}, X),
     "a changed copy": (lambda x, w: F.linear(x, _without_first_column(w)), {"w": (3, 4)}, X),
     "stack of one": (lambda x, w: (x[:, None] @ w)[:, 0], {"w": (1, 4, 3)}, X),
-    "transposed convolution": (lambda x, w: F.conv_transpose2d(x, w), {"w": (4, 2, 2, 2)}, IMAGE),
+    "transposed convolution": (
+        lambda x, w: F.conv_transpose2d(x, w, dilation=2, output_padding=1),
+        {"w": (4, 2, 2, 2)},
+        IMAGE,
+    ),
     "bilinear": (lambda x, w: F.bilinear(x, x, w), {"w": (3, 4, 4)}, X),
 }
 

@@ -23,7 +23,7 @@ from nclbayes.kronecker import (
     stiffen,
 )
 from nclbayes.kronecker.blockdiagonal import identity_like, widths_of
-from nclbayes.kronecker.triangular import lower_of, symmetric_of
+from nclbayes.kronecker.triangular import symmetric_of, triangle_of, upper_of
 
 INPUT, OUTPUT = [3, 3, 2], [1, 1, 1, 1]
 
@@ -172,6 +172,7 @@ def test_a_preconditioner_is_that_of_the_whole_matrices(held: bool, damping: flo
 @pytest.mark.parametrize("stack", [(), (3,)])
 def test_a_triangle_holds_a_symmetric_matrix(stack: tuple[int, ...]) -> None:
     matrix = blocks([5], 0, stack).dense()
-    lower = lower_of(matrix)
-    assert lower.shape == (*stack, 15)
-    assert torch.equal(symmetric_of(lower), (matrix.tril() + matrix.tril(-1).mT))
+    triangle = triangle_of(matrix)
+    assert triangle.shape == (*stack, 15)
+    assert torch.equal(symmetric_of(triangle), matrix.triu() + matrix.triu(1).mT)
+    assert torch.equal(upper_of(triangle), matrix.triu())

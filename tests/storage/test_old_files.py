@@ -35,8 +35,8 @@ def test_a_file_of_the_first_format_loads_and_learns_on(name: str) -> None:
     assert torch.isfinite(loaded.predict(torch.zeros(3, 2)).probs).all()
 
 
-def test_a_file_of_the_second_format_loads_and_is_written_anew_with_all_its_parts(tmp_path: Path) -> None:
-    """It holds inverses and roots; whether the factors would give the same ones, it does not say."""
+def test_a_file_of_the_second_format_loads_and_is_written_anew_with_its_roots(tmp_path: Path) -> None:
+    """Whether its factors would give the same roots, it does not say."""
     loaded = ncl.OnlinePosterior.load(OLD / "laplace-2.ncl", model())
     assert loaded.tasks == ("task 0", "task 1")
     expected = [-0.34454086422920227, 0.21257835626602173, -0.2323257476091385, -0.35732126235961914]
