@@ -18,6 +18,7 @@ from nclbayes.errors import DataError, ModelError, SettingError
 from nclbayes.isolation.failures import running
 from nclbayes.nn.likelihoods import Likelihood
 from nclbayes.priors import Scaled
+from nclbayes.watch.rows import single
 
 _SCALED = Scaled()
 
@@ -95,7 +96,7 @@ class BayesianNetwork(PyroModule):
                 normal = _prior_of(prior, name, parameter, net)
                 self._weights[name] = parameter.shape
                 for part in ("loc", "scale"):
-                    value = getattr(normal, part).to(parameter).detach().clone()
+                    value = single(getattr(normal, part).to(parameter)).detach().clone()
                     self.register_buffer(_buffer(part, name), value, persistent=False)
 
     def with_prior(self, prior: Any) -> BayesianNetwork:
@@ -128,9 +129,9 @@ class BayesianNetwork(PyroModule):
         return net
 
     def initial_values(self) -> dict[str, Tensor]:
-        """Where learning starts: copies of the network's own parameters, by site."""
+        """Where learning starts: copies of the network's own parameters, by site; those of half precision in float32."""
         parameters = dict(self.network.named_parameters())
-        return {name: parameters[name].detach().clone() for name in self._weights}
+        return {name: single(parameters[name].detach()).clone() for name in self._weights}
 
     def forward(self, *args: Any, **context: Any) -> Any:
         """Sample the weights, run the network, state the likelihood.
@@ -147,7 +148,8 @@ class BayesianNetwork(PyroModule):
         """
         self._check_count(args)
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
-        weights = {name: pyro.sample(name, prior) for name, prior in self._site_priors().items()}
+        own = dict(self.network.named_parameters())
+        weights = {name: _as_used(pyro.sample(name, prior), own[name]) for name, prior in self._site_priors().items()}
         arguments, named = _called_with(inputs, context)
         output = self._picked(functional_call(self.network, weights, arguments, named))
         mask, weight = (None if f is None else f(*inputs) for f in (self.mask, self.weight))
@@ -198,7 +200,8 @@ class BayesianNetwork(PyroModule):
                 loc, scale = (self._buffers[_buffer(part, name)] for part in ("loc", "scale"))
                 assert loc is not None
                 assert scale is not None
-                self._priors[name] = dist.Normal(loc.expand(shape), scale.expand(shape)).to_event(len(shape))
+                loc, scale = (single(part).expand(shape) for part in (loc, scale))
+                self._priors[name] = dist.Normal(loc, scale).to_event(len(shape))
         return self._priors
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -208,6 +211,12 @@ class BayesianNetwork(PyroModule):
 
 def _buffer(part: str, name: str) -> str:
     return f"prior_{part}_{name.replace('.', '__')}"
+
+
+def _as_used(value: Tensor, parameter: Tensor) -> Tensor:
+    """The value of a site as the network uses it: where its parameter is of half precision, rounded to that."""
+    is_half = parameter.dtype in (torch.float16, torch.bfloat16)
+    return value.to(parameter.dtype) if is_half else value
 
 
 def _called_with(inputs: tuple[Any, ...], context: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -232,7 +241,7 @@ def _checked_output(output: object) -> Tensor:
             f"The network returned a tensor of shape {tuple(output.shape)}, {output.dtype}, {output.layout}, on "
             f"{output.device}; it must be one of floating-point outputs, with examples along the first dimension."
         )
-    return output
+    return single(output)
 
 
 def _prior_of(prior: Any, name: str, parameter: Tensor, net: nn.Module) -> Any:

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -45,6 +46,10 @@ class MapRecorder(TorchFunctionMode):
         model: Whose parameters a message may have to name.
         examples: How many examples it is given; None if that is not known.
 
+    Attributes:
+        linear: Every application of a weight as a linear map, in order.
+        eps: How coarse the numbers are that weights were used in: the largest machine epsilon among them.
+
     Example:
         >>> import torch
         >>> from nclbayes.watch import MapRecorder
@@ -60,6 +65,7 @@ class MapRecorder(TorchFunctionMode):
     def __init__(self, model: object = None, examples: int | None = None) -> None:
         super().__init__()
         self.linear: list[LinearUse] = []
+        self.eps = 0.0
         self._model = model
         self._others = OtherUses(examples)
         self._aliases: dict[int, _Alias] = {}
@@ -114,6 +120,8 @@ class MapRecorder(TorchFunctionMode):
         derived = self._others.among(tensors)
         if not found and not derived:
             return out
+        if isinstance(out, Tensor):
+            self.eps = max(self.eps, torch.finfo(out.dtype).eps)
         if isinstance(out, Tensor) and len(found) == 1 and not derived and self._follow(func, found[0], out):
             return out
         use = self._linear_use(func, out, args, kwargs)

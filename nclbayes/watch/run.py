@@ -32,6 +32,7 @@ class ModelRun:
         others: Every other differentiable use of a latent site.
         examples: How many examples the batch held.
         axes: Along which dimension of an observed site's batch shape they lie; None where that is not clear.
+        eps: The largest machine epsilon among the numbers that weights were used in.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -48,6 +49,7 @@ class ModelRun:
     others: list[OtherUse]
     examples: int
     axes: dict[str, int | None]
+    eps: float
 
 
 def watch(
@@ -105,7 +107,7 @@ def watch(
             "must reach a pyro.sample(..., obs=...) statement."
         )
     axes = {name: _example_axis(site, examples, inputs[-1]) for name, site in sites.observed.items()}
-    return ModelRun(sites.latents, sites.observed, maps.linear, maps.others, examples, axes)
+    return ModelRun(sites.latents, sites.observed, maps.linear, maps.others, examples, axes, maps.eps)
 
 
 def batch_size(batch: Batch) -> int:
