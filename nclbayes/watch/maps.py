@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from nclbayes.errors import DataError, UnsupportedUseError
 from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, call_name
 from nclbayes.watch.others import Derived, OtherUses, edge_of
+from nclbayes.watch.recomputing import refuse_recomputation
 from nclbayes.watch.rows import ConvolutionRows, ProductRows
 from nclbayes.watch.sites import learnable_parameter
 from nclbayes.watch.steps import current_mask
@@ -106,6 +107,9 @@ class MapRecorder(TorchFunctionMode):
             _refuse_batch_statistics(*args, **kwargs)
         out = func(*args, **kwargs)
         if not _differentiable(out):
+            if not torch.is_grad_enabled():
+                # Reentrant checkpointing first runs without autograd.
+                self._refuse_recomputation(_tensors(args, kwargs))
             if func is Tensor.__setitem__:
                 # It changes a copy of a weight in place, and returns nothing.
                 written = _tensors(args, kwargs)
@@ -120,6 +124,7 @@ class MapRecorder(TorchFunctionMode):
         derived = self._others.among(tensors)
         if not found and not derived:
             return out
+        self._refuse_recomputation(tensors)
         if isinstance(out, Tensor):
             self.eps = max(self.eps, torch.finfo(out.dtype).eps)
         if isinstance(out, Tensor) and len(found) == 1 and not derived and self._follow(func, found[0], out):
@@ -146,6 +151,11 @@ class MapRecorder(TorchFunctionMode):
                 assert use.bias is not None
                 self.others.append(OtherUse(use.bias, call_name(func)))
                 use.bias = None
+
+    def _refuse_recomputation(self, tensors: Iterable[Tensor]) -> None:
+        weight = next((self._aliases[id(tensor)] for tensor in tensors if id(tensor) in self._aliases), None)
+        if weight is not None:
+            refuse_recomputation(weight.site)
 
     def _linear_use(self, func: Callable[..., Any], out: Any, args: Any, kwargs: Any) -> LinearUse | None:
         if func is F.linear:
