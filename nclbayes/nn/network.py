@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -77,6 +78,7 @@ class BayesianNetwork(PyroModule):
         network: object = net
         if not isinstance(network, nn.Module):
             raise SettingError(f"The network `net` must be a torch module, not {shown(network)}.")
+        net = _uncompiled(net)
         functions: dict[str, object] = {"mask": mask, "weight": weight, "output": output}
         for name, function in functions.items():
             if function is not None and not callable(function):
@@ -123,7 +125,7 @@ class BayesianNetwork(PyroModule):
 
     @property
     def network(self) -> nn.Module:
-        """The network, as it was passed in."""
+        """The network, as it was passed in; of a compiled one, the network that was compiled."""
         net = self._modules["net"]
         assert net is not None
         return net
@@ -211,6 +213,19 @@ class BayesianNetwork(PyroModule):
 
 def _buffer(part: str, name: str) -> str:
     return f"prior_{part}_{name.replace('.', '__')}"
+
+
+def _uncompiled(net: nn.Module) -> nn.Module:
+    """The network in what ``torch.compile`` makes of one, under whose names it is known and saved."""
+    inner = getattr(net, "_orig_mod", None)
+    if not isinstance(inner, nn.Module):
+        return net
+    warnings.warn(
+        "The network was compiled by torch.compile, and is learnt as it was before: what the compiler makes of it "
+        "cannot be watched. Its weights are the same. Hand over the network itself, and compile it to predict.",
+        stacklevel=3,
+    )
+    return inner
 
 
 def _as_used(value: Tensor, parameter: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +97,7 @@ def watch(
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [mapped(Tensor.detach, item) for item in batch]
     try:
-        with Alone(), running(inputs), torch.enable_grad(), sites, maps:
+        with Alone(), running(inputs), torch.enable_grad(), _uncompiled(), sites, maps:
             model(*inputs, **(context or {}))
     except ValueError as error:
         # A distribution refuses NaN without saying which layer it came from: say it.
@@ -128,6 +130,12 @@ def batch_size(batch: Batch) -> int:
     if tensors[-1].shape[0] == 0:
         raise DataError("The batch is empty: it has 0 examples.")
     return tensors[-1].shape[0]
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """A context in which compiled code runs as it was written: what a compiler makes of it cannot be watched."""
+    # Without this module nothing has been compiled, and to import it takes seconds.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _leaf(value: Tensor) -> Tensor:
