@@ -93,7 +93,8 @@ class StableRate:
             diagonal=self._is_diagonal,
             context=self._problem.task.context,
         )
-        self._problem.meet(accumulator.update(batch))
+        for part in self._problem.parts(batch):
+            self._problem.meet(accumulator.update(part))
         fishers = accumulator.factors(1.0)
         curvature = sum(steps.curvature(fishers[steps.name]) for steps in self._blocks if steps.name in fishers)
         curvature += self._pulls() * self._pull()

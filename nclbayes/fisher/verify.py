@@ -43,7 +43,8 @@ def verify_uses(
     kronecker = {block.name: block for block in blocks if isinstance(block, KroneckerBlock)}
     vectors = {name: _random_vectors(block, run) for name, block in kronecker.items()}
     rows = {name: _from_rows(block, seen.get(name, ()), vectors[name]) for name, block in kronecker.items()}
-    names = list(run.latents)
+    # Sites of frozen parameters have no gradient.
+    names = [name for name, latent in run.latents.items() if latent.value.requires_grad]
     leaves = [run.latents[name].value for name in names]
     found = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
     gradient = {n: torch.zeros_like(v) if g is None else g for n, v, g in zip(names, leaves, found, strict=True)}

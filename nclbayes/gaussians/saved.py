@@ -15,6 +15,7 @@ from nclbayes.gaussians.kronecker import KroneckerState
 from nclbayes.gaussians.state import State, Structure
 from nclbayes.kronecker import KroneckerPrecision
 from nclbayes.storage import Form, Misfit
+from nclbayes.watch.rows import single
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,12 @@ class SavedState:
         """
         check_parts(self.block.name, tensors)
         rest = {part: tensor for part, tensor in tensors.items() if part != "loc"}
+        # Files of earlier versions may have means of half precision.
+        loc = single(tensors["loc"])
         if self.kind is Structure.DIAGONAL:
-            return DiagonalState(self.block, tensors["loc"], rest["precision"], self.log_scale)
+            return DiagonalState(self.block, loc, rest["precision"], self.log_scale)
         assert isinstance(self.block, KroneckerBlock)
-        return KroneckerState(self.block, tensors["loc"], KroneckerPrecision(**rest), self.log_scale)
+        return KroneckerState(self.block, loc, KroneckerPrecision(**rest), self.log_scale)
 
 
 def check_layout(name: str, block: Block) -> None:

@@ -16,10 +16,12 @@ from torch.func import functional_call
 
 from nclbayes.data.checking import AllowedTargets, shown, whole_number
 from nclbayes.errors import DataError, ModelError, SettingError
+from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import running
 from nclbayes.nn.likelihoods import Likelihood
 from nclbayes.priors import Scaled
 from nclbayes.watch.rows import single
+from nclbayes.watch.sites import FROZEN
 
 _SCALED = Scaled()
 
@@ -131,9 +133,10 @@ class BayesianNetwork(PyroModule):
         return net
 
     def initial_values(self) -> dict[str, Tensor]:
-        """Where learning starts: copies of the network's own parameters, by site; those of half precision in float32."""
+        """Where learning starts: copies of the network's own parameters, by site; in float32 at least."""
         parameters = dict(self.network.named_parameters())
-        return {name: single(parameters[name].detach()).clone() for name in self._weights}
+        learnable = (name for name in self._weights if parameters[name].requires_grad)
+        return {name: single(parameters[name].detach()).clone() for name in learnable}
 
     def forward(self, *args: Any, **context: Any) -> Any:
         """Sample the weights, run the network, state the likelihood.
@@ -151,7 +154,10 @@ class BayesianNetwork(PyroModule):
         self._check_count(args)
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
         own = dict(self.network.named_parameters())
-        weights = {name: _as_used(pyro.sample(name, prior), own[name]) for name, prior in self._site_priors().items()}
+        weights = {}
+        for name, prior in self._site_priors().items():
+            infer = None if own[name].requires_grad else {FROZEN: own[name]}
+            weights[name] = _as_used(pyro.sample(name, prior, infer=infer), own[name])
         arguments, named = _called_with(inputs, context)
         output = self._picked(functional_call(self.network, weights, arguments, named))
         mask, weight = (None if f is None else f(*inputs) for f in (self.mask, self.weight))
@@ -173,7 +179,7 @@ class BayesianNetwork(PyroModule):
         """
         self._check_count(args)
         inputs, target = args[: self.inputs], args[-1]
-        with running(inputs, "The network"), torch.no_grad():
+        with running(inputs, "The network"), torch.no_grad(), as_called():
             arguments, named = _called_with(inputs, context)
             output = self._picked(self.network(*arguments, **named))
         if not isinstance(target, Tensor) or len(args) == self.inputs:

@@ -29,9 +29,9 @@ def refuse_recomputation(site: str) -> None:
     while frame is not None:
         if frame.f_globals is vars(torch.utils.checkpoint):
             raise UnsupportedUseError(
-                f"Site '{site}' is used under gradient checkpointing (torch.utils.checkpoint), which runs a part of the "
-                "model again when it is differentiated, and the posterior's weights are no longer in it then. Switch "
-                "it off: gradient_checkpointing_disable() of a Hugging Face model, set_grad_checkpointing(False) of one "
-                "of timm. What saves memory instead is accumulate=4 of the engine, which splits every batch."
+                f"Site '{site}' is used under gradient checkpointing (torch.utils.checkpoint), which runs a part of "
+                "the model again when it is differentiated: the posterior's weights are no longer in it then. Switch "
+                "it off: gradient_checkpointing_disable() of a Hugging Face model, set_grad_checkpointing(False) of "
+                "one of timm. What saves memory instead is accumulate=4 of the engine, which splits every batch."
             )
         frame = frame.f_back

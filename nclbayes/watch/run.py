@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nclbayes.errors import DataError, NonFiniteError
 from nclbayes.isolation import Alone
+from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import running
 from nclbayes.watch.maps import MapRecorder
 from nclbayes.watch.nesting import mapped
@@ -97,7 +98,7 @@ def watch(
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [mapped(Tensor.detach, item) for item in batch]
     try:
-        with Alone(), running(inputs), torch.enable_grad(), _uncompiled(), sites, maps:
+        with Alone(), running(inputs), torch.enable_grad(), _uncompiled(), as_called(), sites, maps:
             model(*inputs, **(context or {}))
     except ValueError as error:
         # A distribution refuses NaN without saying which layer it came from: say it.
