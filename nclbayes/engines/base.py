@@ -15,7 +15,8 @@ from torch import Tensor
 from nclbayes.blocks import Block
 from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.sources import side_stream
-from nclbayes.data.task import Task, split
+from nclbayes.data.splitting import split
+from nclbayes.data.task import Task
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.latecomers import meet
 from nclbayes.engines.loop import Callback, History

@@ -20,6 +20,7 @@ from nclbayes.gaussians.gradients import Gradient, RowGradient, rows_of_blocks, 
 from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
+from nclbayes.watch.rows import single
 from nclbayes.watch.run import batch_size
 
 
@@ -38,7 +39,7 @@ def log_likelihood(observed: Mapping[str, Observed]) -> Tensor:
     total: Any = 0.0
     for site in observed.values():
         try:
-            total = total + scale_and_mask(site.fn.log_prob(site.value), site.scale, site.mask).sum()
+            total = total + single(scale_and_mask(site.fn.log_prob(site.value), site.scale, site.mask)).sum()
         except Exception as error:
             if not is_plain(error):
                 raise

@@ -13,8 +13,8 @@ from nclbayes.watch import LinearUse, ModelRun
 
 # Sums in another order differ by rounding, more so in half precision; anything unseen differs by far more.
 _TOLERANCE, _ROUNDINGS = 1e-3, 16
-# Above this machine epsilon numbers are of half precision, and a few roundings are all that can be allowed.
-_HALF, _HALF_ROUNDINGS = 1e-4, 2
+# Above this machine epsilon numbers are of half precision: so few roundings, or nothing unseen would be found.
+_HALF, _HALF_ROUNDINGS = 1e-4, 4
 # Matrices are compared by their products with so many random vectors: equal products of different matrices would be a
 # coincidence, and these are the cheaper the larger the matrices.
 _VECTORS = 8
@@ -143,8 +143,6 @@ def agree(expected: Tensor, found: Tensor, terms: float = 0.0, eps: float = 0.0)
     limits = torch.finfo(found.dtype)
     # NaN is for others to find.
     rounding = max(_ROUNDINGS * limits.eps, _HALF_ROUNDINGS * eps if eps > _HALF else 0.0)
-    import os
-    if os.environ.get("DBG") and eps > 1e-4: print("   agree", f"{gap / (eps * (scale + terms) + 1e-30):.3f} roundings; gap/scale {gap/(scale+1e-30):.4f} terms/scale {terms/(scale+1e-30):.2f}")
     return not gap > max(_TOLERANCE, rounding) * scale + rounding * terms + limits.tiny / limits.eps
 
 

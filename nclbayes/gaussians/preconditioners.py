@@ -199,7 +199,7 @@ def kronecker_preconditioner(
 
 def _largest(first: Tensor | None, second: Tensor) -> Tensor:
     """The largest eigenvalue of a product of two positive semidefinite matrices, for each of a stack, by powers."""
-    vector = second.sum(-1, keepdim=True) + _diagonal(second).sqrt().unsqueeze(-1)
+    vector = second.sum(-1, keepdim=True) + (_diagonal(second).sqrt() * _uneven(second)).unsqueeze(-1)
     left, length = None if first is None else first.to(second), torch.zeros_like(vector[..., :1, :])
     for _ in range(_POWERS):
         vector = second @ (vector / vector.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(second.dtype).tiny))
@@ -210,10 +210,17 @@ def _largest(first: Tensor | None, second: Tensor) -> Tensor:
 
 def _radius(matrix: Tensor) -> Tensor:
     """The largest eigenvalue of a matrix whose eigenvalues are positive, for each of a stack, by powers."""
-    vector = torch.ones_like(matrix[..., :1]) + _diagonal(matrix).abs().unsqueeze(-1)
+    vector = (_uneven(matrix) * (1 + _diagonal(matrix).abs())).unsqueeze(-1)
     for _ in range(_POWERS):
         vector = matrix @ (vector / vector.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny))
     return vector.norm(dim=-2)[..., 0]
+
+
+def _uneven(matrix: Tensor) -> Tensor:
+    """Numbers from 1 to 2, one a row: equal ones may be orthogonal to the eigenvector, as they are for two classes."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = 1 + torch.rand(matrix.shape[-1], generator=generator, dtype=torch.float64, device="cpu")
+    return numbers.to(matrix)
 
 
 def _norm(matrix: Tensor) -> Tensor:

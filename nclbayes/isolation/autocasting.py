@@ -1,4 +1,4 @@
-"""``torch.autocast`` around a call: it is meant for the model, and not for sums and factorisations of what that gives."""
+"""``torch.autocast`` around a call: it is meant for the model, and not for the sums that are formed of it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,6 @@ class MapRecorder(TorchFunctionMode):
         examples: How many examples it is given; None if that is not known.
 
     Attributes:
-        linear: Every application of a weight as a linear map, in order.
         eps: How coarse the numbers are that weights were used in: the largest machine epsilon among them.
 
     Example:
@@ -109,7 +108,8 @@ class MapRecorder(TorchFunctionMode):
         if not _differentiable(out):
             if not torch.is_grad_enabled():
                 # Reentrant checkpointing first runs without autograd.
-                self._refuse_recomputation(_tensors(args, kwargs))
+                used = (self._aliases.get(id(tensor)) for tensor in _tensors(args, kwargs))
+                refuse_recomputation(alias.site for alias in used if alias is not None)
             if func is Tensor.__setitem__:
                 # It changes a copy of a weight in place, and returns nothing.
                 written = _tensors(args, kwargs)
@@ -124,7 +124,7 @@ class MapRecorder(TorchFunctionMode):
         derived = self._others.among(tensors)
         if not found and not derived:
             return out
-        self._refuse_recomputation(tensors)
+        refuse_recomputation(alias.site for alias in found)
         if isinstance(out, Tensor):
             self.eps = max(self.eps, torch.finfo(out.dtype).eps)
         if isinstance(out, Tensor) and len(found) == 1 and not derived and self._follow(func, found[0], out):
@@ -151,11 +151,6 @@ class MapRecorder(TorchFunctionMode):
                 assert use.bias is not None
                 self.others.append(OtherUse(use.bias, call_name(func)))
                 use.bias = None
-
-    def _refuse_recomputation(self, tensors: Iterable[Tensor]) -> None:
-        weight = next((self._aliases[id(tensor)] for tensor in tensors if id(tensor) in self._aliases), None)
-        if weight is not None:
-            refuse_recomputation(weight.site)
 
     def _linear_use(self, func: Callable[..., Any], out: Any, args: Any, kwargs: Any) -> LinearUse | None:
         if func is F.linear:

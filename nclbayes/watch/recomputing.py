@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch.utils.checkpoint
@@ -13,19 +14,20 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-def refuse_recomputation(site: str) -> None:
-    """Refuse the use of a weight inside ``torch.utils.checkpoint``.
+def refuse_recomputation(sites: Iterable[str]) -> None:
+    """Refuse the use of weights inside ``torch.utils.checkpoint``.
 
     The backward pass runs that part of the model again. A network then holds its own parameters and not those of the
     posterior, and a Pyro model draws others: gradients would be those of another network.
 
     Args:
-        site: The weight.
+        sites: The weights; none is no use.
 
     Raises:
         UnsupportedUseError: If this is such a use.
     """
-    frame: FrameType | None = sys._getframe(1)
+    site = next(iter(sites), None)
+    frame: FrameType | None = None if site is None else sys._getframe(1)
     while frame is not None:
         if frame.f_globals is vars(torch.utils.checkpoint):
             raise UnsupportedUseError(

@@ -14,7 +14,7 @@ from torch import distributions as torch_dist
 from nclbayes.errors import LatentError, LearnableParameterError, PriorError, ValuesError
 
 FROZEN = "nclbayes_frozen"
-"""In the `infer` of a site: the parameter in whose place it stands, which is frozen, so that nothing is to be learnt."""
+"""In the `infer` of a site: the parameter that it stands for, which is frozen, so that nothing is to be learnt."""
 
 
 @dataclass(frozen=True)
