@@ -29,14 +29,16 @@ _SCALED = Scaled()
 class BayesianNetwork(PyroModule):
     """A Pyro model made of a network, a likelihood and a prior; the network's class is left as it is.
 
-    Every learnable parameter of the network becomes a latent site of the same name; frozen ones
-    (``requires_grad=False``) stay as they are. The network's present parameters are where learning starts, whatever
-    the prior's mean is.
+    Every learnable parameter of the network becomes a latent site of the same name, in float32 at least; the network
+    uses it in its own precision. Frozen ones (``requires_grad=False``) stay as they are, and those that are frozen later
+    stay as the posterior has them, or, where no task has learnt them, as the network has. The network's present
+    parameters are where learning starts, whatever the prior's mean is.
 
     The model is called as ``model(*inputs, target, **context)`` to learn, and without the target to predict.
 
     Args:
-        net: Any module; examples lie along the first dimension of its inputs and its output.
+        net: Any module; examples lie along the first dimension of its inputs and its output. What ``torch.compile``
+            made of one is learnt as it was before.
         likelihood: What the output means.
         prior: By default :func:`ncl.priors.scaled(1.0) <nclbayes.priors.scaled>`, as wide as each layer wants; or
             ``Normal(loc, scale)`` for all weights; or a mapping from patterns such as ``"*.bias"`` to such, of which

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import nclbayes as ncl
+from nclbayes.engines import Engine
 from nclbayes.errors import UnsupportedUseError
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
@@ -28,11 +29,15 @@ class Net(nn.Module):
         return torch.tanh(self.first(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x) if self.reentrant is None else checkpoint(self.body, x, use_reentrant=self.reentrant))
+        return self.last(
+            self.body(x) if self.reentrant is None else checkpoint(self.body, x, use_reentrant=self.reentrant)
+        )
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("engine", [ncl.LaplaceNCL(steps=3), ncl.VariationalNCL(steps=3)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "engine", [ncl.LaplaceNCL(steps=3), ncl.VariationalNCL(steps=3)], ids=lambda e: type(e).__name__
+)
 def test_an_update_says_what_to_do(reentrant: bool, engine: ncl.engines.Engine) -> None:
     posterior = ncl.OnlinePosterior(ncl.BayesianNetwork(Net(reentrant), ncl.Categorical()), engine)
     with pytest.raises(UnsupportedUseError, match=r"'first.weight'.*gradient_checkpointing_disable\(\).*accumulate"):
