@@ -30,8 +30,8 @@ class BayesianNetwork(PyroModule):
     """A Pyro model made of a network, a likelihood and a prior; the network's class is left as it is.
 
     Every learnable parameter of the network becomes a latent site of the same name, in float32 at least; the network
-    uses it in its own precision. Frozen ones (``requires_grad=False``) stay as they are, and those that are frozen later
-    stay as the posterior has them, or, where no task has learnt them, as the network has. The network's present
+    uses it in its own precision. Frozen ones (``requires_grad=False``) stay as they are; those that are frozen later
+    stay as the posterior has them or, where no task has learnt them, as the network has. The network's present
     parameters are where learning starts, whatever the prior's mean is.
 
     The model is called as ``model(*inputs, target, **context)`` to learn, and without the target to predict.

@@ -38,7 +38,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     "engine", [ncl.LaplaceNCL(steps=3), ncl.VariationalNCL(steps=3)], ids=lambda e: type(e).__name__
 )
-def test_an_update_says_what_to_do(reentrant: bool, engine: ncl.engines.Engine) -> None:
+def test_an_update_says_what_to_do(reentrant: bool, engine: Engine) -> None:
     posterior = ncl.OnlinePosterior(ncl.BayesianNetwork(Net(reentrant), ncl.Categorical()), engine)
     with pytest.raises(UnsupportedUseError, match=r"'first.weight'.*gradient_checkpointing_disable\(\).*accumulate"):
         posterior.update(ncl.Task((X, Y), name="t"))
