@@ -101,8 +101,9 @@ class BayesianNetwork(PyroModule):
             if parameter.requires_grad:
                 normal = _prior_of(prior, name, parameter, net)
                 self._weights[name] = parameter.shape
+                dtype = torch.promote_types(parameter.dtype, torch.float32)
                 for part in ("loc", "scale"):
-                    value = single(getattr(normal, part).to(parameter)).detach().clone()
+                    value = getattr(normal, part).to(parameter.device, dtype).detach().clone()
                     self.register_buffer(_buffer(part, name), value, persistent=False)
 
     def with_prior(self, prior: Any) -> BayesianNetwork:
@@ -230,7 +231,7 @@ def _uncompiled(net: nn.Module) -> nn.Module:
         return net
     warnings.warn(
         "The network was compiled by torch.compile, and is learnt as it was before: what the compiler makes of it "
-        "cannot be watched. Its weights are the same. Hand over the network itself, and compile it to predict.",
+        "cannot be watched. The weights are the same; hand over the network itself.",
         stacklevel=3,
     )
     return inner
