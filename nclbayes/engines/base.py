@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from nclbayes.blocks import Block
 from nclbayes.data.checking import AllowedTargets
+from nclbayes.data.sources import side_stream
+from nclbayes.data.splitting import split
 from nclbayes.data.task import Task
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.latecomers import meet
@@ -50,6 +52,7 @@ class Problem:
         checkpoint: Where to keep the loop's state, if anywhere.
         memory: What earlier updates kept besides the Gaussians.
         allowed: The values that targets of each part of the task may have, where the model knows them.
+        accumulate: Into how many parts a batch is split.
     """
 
     model: Model
@@ -71,6 +74,7 @@ class Problem:
     checkpoint: Checkpoint | None
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     allowed: tuple[AllowedTargets | None, ...] = ()
+    accumulate: int = 1
 
     @cached_property
     def blocks(self) -> dict[str, Block]:
@@ -84,6 +88,35 @@ class Problem:
             run: The run.
         """
         meet(run, self.blocks, self.fixed)
+
+    def parts(self, batch: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """The parts of a batch that are run one after the other; what they give is added up.
+
+        Args:
+            batch: The batch.
+
+        Returns:
+            Its parts, at least one.
+        """
+        return split(batch, self.accumulate)
+
+    def drawn_parts(self, batch: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], torch.Generator]]:
+        """The same, each with what decides its draws.
+
+        Those after the first have a stream of their own: into however many parts a batch is split, the generator goes
+        on from there as it would have.
+
+        Args:
+            batch: The batch.
+
+        Yields:
+            Parts and generators.
+        """
+        first, *others = self.parts(batch)
+        stream = side_stream(self.generator) if others else self.generator
+        yield first, self.generator
+        for part in others:
+            yield part, stream
 
     def check(self, batch: tuple[Any, ...]) -> None:
         """Refuse a batch whose targets have values that they cannot have; where it was drawn, before it is moved.

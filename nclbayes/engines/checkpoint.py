@@ -18,7 +18,7 @@ from nclbayes.errors import FileError
 from nclbayes.storage import fitted, memory_of, open_sealed, under, write_file
 
 # To be raised whenever snapshots hold other things, or go on in another way, than before.
-_LAYOUT = 7
+_LAYOUT = 8
 # By how much, relative to the largest number, two machines may differ in what they compute for the same model.
 _ROUNDING = 1e-3
 

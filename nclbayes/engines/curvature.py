@@ -56,14 +56,16 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
             problem.check(batch)
             weight = task.example_weight(batch, engine.fisher_size)
             try:
-                run = accumulator.update(to_device(batch, problem.device), weight)
-                problem.meet(run)
+                for part, stream in problem.drawn_parts(to_device(batch, problem.device)):
+                    accumulator.generator = stream
+                    run = accumulator.update(part, weight)
+                    problem.meet(run)
+                    fit += weight * float(log_likelihood(run.observed).detach())
             except ValueError as error:
                 if "to satisfy the constraint" not in str(error):
                     raise
                 # A distribution refuses NaN in its parameters.
                 raise diverged("The parameters of the likelihood became NaN or infinite", task.name, engine) from error
-            fit += weight * float(log_likelihood(run.observed).detach())
         if not math.isfinite(fit):
             raise diverged(f"The log likelihood became {fit}", task.name, engine)
         found = accumulator.factors(problem.size)

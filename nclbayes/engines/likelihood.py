@@ -16,9 +16,11 @@ from nclbayes.engines.base import Problem
 from nclbayes.engines.steps import BlockSteps
 from nclbayes.errors import DataError, ModelError
 from nclbayes.fisher.verify import unseen_use
-from nclbayes.gaussians.gradients import Gradient, RowGradient, rows_of_blocks, uses_by_weight
+from nclbayes.gaussians.gradients import Gradient, RowGradient, rows_of_blocks, summed, uses_by_weight
+from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
+from nclbayes.watch.rows import single
 from nclbayes.watch.run import batch_size
 
 
@@ -37,7 +39,7 @@ def log_likelihood(observed: Mapping[str, Observed]) -> Tensor:
     total: Any = 0.0
     for site in observed.values():
         try:
-            total = total + scale_and_mask(site.fn.log_prob(site.value), site.scale, site.mask).sum()
+            total = total + single(scale_and_mask(site.fn.log_prob(site.value), site.scale, site.mask)).sum()
         except Exception as error:
             if not is_plain(error):
                 raise
@@ -159,9 +161,18 @@ class LogLikelihood:
             The summed log likelihood, its gradient by site (zero where it does not depend on a site), and the number of
             examples.
         """
+        first, *others = self._problem.parts(batch)
+        fit, gradient = self._of_part(first, leaves)
+        for part in others:
+            value, further = self._of_part(part, leaves)
+            fit += value
+            gradient = {site: g + further[site] for site, g in gradient.items()}
+        return fit, gradient, batch_size(batch)
+
+    def _of_part(self, batch: tuple[Any, ...], leaves: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         problem, values = self._problem, {**self._fixed, **leaves}
         recorder = SiteRecorder(values)
-        with running(batch), torch.enable_grad(), recorder:
+        with running(batch), torch.enable_grad(), as_called(), recorder:
             problem.model(*batch, **problem.task.context)
         with torch.enable_grad():
             value = objective(recorder.observed)
@@ -171,7 +182,7 @@ class LogLikelihood:
         if late or recorder.latents.keys() - values.keys():
             problem.meet(watch(problem.model, batch, values, problem.task.context))
             raise unseen_use(late[0])
-        return float(value.detach()), {s: _or_zero(grads[s], leaf) for s, leaf in leaves.items()}, batch_size(batch)
+        return float(value.detach()), {s: _or_zero(grads[s], leaf) for s, leaf in leaves.items()}
 
 
 class BlockLikelihood:
@@ -206,14 +217,18 @@ class BlockLikelihood:
             fit, by_site, examples = self._plain(batch, leaves)
             return fit, {steps.name: steps.state.block.pack(by_site) for steps in self._blocks}, examples
         problem = self._problem
-        run = watch(problem.model, batch, {**problem.fixed, **leaves}, problem.task.context)
-        problem.meet(run)
-        value = objective(run.observed)
-        return float(value.detach()), block_gradients(value, run, self._blocks), run.examples
+        fit, gradient = 0.0, dict[str, Gradient]()
+        for part in problem.parts(batch):
+            run = watch(problem.model, part, {**problem.fixed, **leaves}, problem.task.context)
+            problem.meet(run)
+            value = objective(run.observed)
+            fit += float(value.detach())
+            gradient = summed(gradient, block_gradients(value, run, self._blocks, parts=problem.accumulate))
+        return fit, gradient, batch_size(batch)
 
 
 def block_gradients(
-    value: Tensor, run: ModelRun, blocks: list[BlockSteps], retain_graph: bool = False
+    value: Tensor, run: ModelRun, blocks: list[BlockSteps], retain_graph: bool = False, parts: int = 1
 ) -> dict[str, Gradient]:
     """The gradient of a watched run's log likelihood, in the form that is cheaper to precondition.
 
@@ -222,12 +237,14 @@ def block_gradients(
         run: The run.
         blocks: Whose steps the gradient is for.
         retain_graph: Whether the run will be differentiated again.
+        parts: How many such runs will be added up.
 
     Returns:
         For each block its rows where it prefers them, else a matrix.
     """
     uses, counts = uses_by_weight(run), rows_of_blocks(run, (steps.state.block for steps in blocks))
-    by_rows = {s.name: uses[s.state.block.sites[0]] for s in blocks if s.prefers_rows(counts.get(s.name, math.inf))}
+    preferring = (s for s in blocks if s.prefers_rows(parts * counts.get(s.name, math.inf)))
+    by_rows = {steps.name: uses[steps.state.block.sites[0]] for steps in preferring}
     edges: dict[str | tuple[str, int], GradientEdge] = {}
     for steps in blocks:
         if steps.name in by_rows:

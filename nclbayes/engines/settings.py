@@ -46,6 +46,8 @@ class EngineSettings:
         steps: How many steps to take for each task; None to count epochs instead.
         epochs: How many passes over the data, if `steps` is None.
         batch_size: Examples a step.
+        accumulate: Into how many parts each batch is split. They are run one after the other, and what they give is
+            added up: the same steps, up to rounding and to the targets that a Fisher draws, in less memory.
         lr: The learning rate, in units of plain SGD on the mean loss: on the first task it is just that.
         momentum: rho.
         schedule: What the learning rate is multiplied with, a function of the fraction of steps done; None: 1, as in
@@ -91,6 +93,7 @@ class EngineSettings:
     steps: int | None = 2000
     epochs: float | None = None
     batch_size: int = 256
+    accumulate: int = 1
     lr: float = 0.05
     momentum: float = 0.9
     schedule: Callable[[float], float] | str | None = None
@@ -119,7 +122,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise SettingError("Give either `steps` or `epochs`, and None for the other.")
-        for name in ("steps", "batch_size", "fisher_size", "patience"):
+        for name in ("steps", "batch_size", "accumulate", "fisher_size", "patience"):
             self._require_whole(name)
         if not _is_auto(self.fisher_samples):
             self._require_whole("fisher_samples")

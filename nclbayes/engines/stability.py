@@ -94,7 +94,8 @@ class StableRate:
             blocks=self._problem.blocks,
             context=self._problem.task.context,
         )
-        self._problem.meet(accumulator.update(batch))
+        for part in self._problem.parts(batch):
+            self._problem.meet(accumulator.update(part))
         fishers = accumulator.factors(1.0)
         curvature = sum(steps.curvature(fishers[steps.name]) for steps in self._blocks if steps.name in fishers)
         curvature += self._pulls() * self._pull()

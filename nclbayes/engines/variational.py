@@ -17,11 +17,12 @@ from nclbayes.engines.steps import hold, steps_of, take_step
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.gaussians.checking import check_forms, check_parts
-from nclbayes.gaussians.gradients import Gradient
+from nclbayes.gaussians.gradients import Gradient, summed
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.kronecker import SumRule
 from nclbayes.storage import Form, Misfit, under
 from nclbayes.watch import watch
+from nclbayes.watch.run import batch_size
 
 # Growing weights are brought back to 1 when they pass this.
 _LARGEST_WEIGHT = 1e6
@@ -130,11 +131,10 @@ class VariationalStepper:
             The mean negative log likelihood at the samples.
         """
         rate, particles = self._rate.allowed(lr, batch, self.values()), self._settings.particles
-        total, fit, examples = self._particle(batch)
-        for _ in range(particles - 1):
-            gradient, value, _ = self._particle(batch)
-            total = {name: total[name] + g for name, g in gradient.items()}  # type: ignore[operator]
-            fit += value
+        total, fit, examples = dict[str, Gradient](), 0.0, batch_size(batch)
+        for _ in range(particles):
+            gradient, value = self._particle(batch)
+            total, fit = summed(total, gradient), fit + value
         take_step(self._blocks, total, examples * particles, rate, self._settings)
         self._weight /= 1 - self._settings.beta
         if self._weight > _LARGEST_WEIGHT:
@@ -215,22 +215,27 @@ class VariationalStepper:
         """The least learning rate that the task's curvature allowed."""
         return self._rate.least
 
-    def _particle(self, batch: tuple[object, ...]) -> tuple[dict[str, Gradient], float, int]:
+    def _particle(self, batch: tuple[object, ...]) -> tuple[dict[str, Gradient], float]:
         """One sample: its gradient and log likelihood, and its Fisher into the average; one forward pass for both."""
         problem = self._problem
         values: dict[str, Tensor] = dict(problem.fixed)
         for steps in self._blocks:
             name = steps.name
             values |= steps.state.block.unpack(steps.theta + self._noise(name, steps.theta))
-        with drawing_from(problem.generator, problem.device):
-            run = watch(problem.model, batch, values, problem.task.context)
-        problem.meet(run)
         self._fisher.values = values
-        fit = objective(run.observed)
-        gradient = block_gradients(fit, run, self._blocks, retain_graph=True)
         # Each batch counts once in the gradient, however many examples it has: so it does here.
-        self._fisher.add(run, batch, self._weight * self._batch_size / run.examples)
-        return gradient, float(fit.detach()), run.examples
+        weight = self._weight * self._batch_size / batch_size(batch)
+        gradient, total = dict[str, Gradient](), 0.0
+        for part, stream in problem.drawn_parts(batch):
+            self._fisher.generator = stream
+            with drawing_from(stream, problem.device):
+                run = watch(problem.model, part, values, problem.task.context)
+            problem.meet(run)
+            fit = objective(run.observed)
+            own = block_gradients(fit, run, self._blocks, retain_graph=True, parts=problem.accumulate)
+            gradient, total = summed(gradient, own), total + float(fit.detach())
+            self._fisher.add(run, part, weight)
+        return gradient, total
 
     def _average(self) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The moving average of Fishers with its weight, w_i Fbar, w_i = 1 - (1 - beta)^i."""

@@ -263,7 +263,7 @@ class FisherAccumulator:
             verify_uses(run, blocks, seen, found, total)
             if self.diagonal:
                 maps = [group.block for group in groups]
-                self._squares.verify(maps, seen, run.examples, alone)
+                self._squares.verify(maps, seen, run.examples, alone, run.eps)
 
     def _spot_check(self, batch: Batch, run: ModelRun, target: Target, told: Mapping[DiagonalBlock, Told]) -> None:
         """Compare what uses tell of one example with that example by itself.
@@ -277,7 +277,7 @@ class FisherAccumulator:
             expected = self._examples.of_one(batch, run, target, checked, which) if checked else None
         for block in checked:
             gradient = gradients_of(told[block], slice(which, which + 1))[0]
-            if expected is not None and not agree(expected[block.name], gradient):
+            if expected is not None and not agree(expected[block.name], gradient, eps=run.eps):
                 self._mixed.add(block.name)
 
     def _meet(self, run: ModelRun) -> tuple[list[Block], bool]:
@@ -315,7 +315,9 @@ class FisherAccumulator:
             name, pairs = group.block.name, seen[group.block.name]
             if pairs:
                 if name not in self._sums:
-                    self._sums[name] = BlockSums(group.block, pairs[0][1].dtype, pairs[0][1].device)
+                    grad = pairs[0][1]
+                    dtype = torch.promote_types(grad.dtype, torch.float32)
+                    self._sums[name] = BlockSums(group.block, dtype, grad.device)
                 self._sums[name].add_gradients(pairs, weight)
 
     def _check_examples(self, use: LinearUse, run: ModelRun) -> None:

@@ -99,7 +99,9 @@ class DiagonalSums:
         for name, squares in found.items():
             self.squares[name] = self.squares.get(name, 0.0) + weight * squares
 
-    def verify(self, blocks: Sequence[KroneckerBlock], seen: Mapping[str, Pairs], examples: int, alone: Alone) -> None:
+    def verify(
+        self, blocks: Sequence[KroneckerBlock], seen: Mapping[str, Pairs], examples: int, alone: Alone, eps: float
+    ) -> None:
         """On few examples, compare what rows give with gradients of one example at a time.
 
         A dimension may be as long as the batch by chance: if it is not the examples', rows are not asked again.
@@ -109,6 +111,7 @@ class DiagonalSums:
             seen: For each, its uses with the gradient of their outputs.
             examples: How many examples the batch has.
             alone: What to compare with.
+            eps: The machine epsilon of the run.
 
         Raises:
             UnsupportedUseError: If the examples' gradients do not add up to that of the batch.
@@ -122,8 +125,8 @@ class DiagonalSums:
                     except NoisyModelError:
                         # There is nothing to compare with; that the rows add up to the gradient is checked elsewhere.
                         return
-                    if not agree(moments.squares, squares):
-                        verify_sum(block, seen[block.name], moments.total)
+                    if not agree(moments.squares, squares, eps=eps):
+                        verify_sum(block, seen[block.name], moments.total, eps)
                         self._axes[block.name] = -1
 
     def _from_rows(self, block: KroneckerBlock, pairs: Pairs, examples: int) -> Tensor | None:

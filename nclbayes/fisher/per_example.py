@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from nclbayes.blocks import Block
 from nclbayes.errors import UnsupportedUseError
 from nclbayes.fisher.targets import Target, example_axis, score, temper
+from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import first_line, is_plain
 from nclbayes.watch import ModelRun, SiteRecorder
 from nclbayes.watch.nesting import mapped
@@ -131,7 +132,7 @@ class ExampleGradients:
         counts: dict[str, Tensor],
     ) -> Tensor:
         recorder = SiteRecorder({**fixed, **weights})
-        with recorder:
+        with as_called(), recorder:
             self._model(*examples, **self._context)
         return score(temper(recorder.observed, self._temperature), Target(targets, counts))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from nclbayes.blocks import DiagonalBlock
 from nclbayes.fisher.per_example import NUMBERS, Moments
 from nclbayes.watch import LinearUse, ModelRun, Separable
+from nclbayes.watch.rows import single
 from nclbayes.watch.separable import Parts, keyed
 
 
@@ -95,7 +96,7 @@ def gradients_of(told: Told, which: slice) -> Tensor:
     Returns:
         [examples, *weight].
     """
-    found = [piece.parts(grad.reshape(piece.shape)[which], which) for piece, grad in told]
+    found = [piece.parts(single(grad.reshape(piece.shape)[which]), which) for piece, grad in told]
     return torch.stack(found).sum(0) if len(found) > 1 else found[0]
 
 

@@ -13,6 +13,8 @@ from nclbayes.watch import LinearUse, ModelRun
 
 # Sums in another order differ by rounding, more so in half precision; anything unseen differs by far more.
 _TOLERANCE, _ROUNDINGS = 1e-3, 16
+# Above this machine epsilon numbers are of half precision: so few roundings, or nothing unseen would be found.
+_HALF, _HALF_ROUNDINGS = 1e-4, 4
 # Matrices are compared by their products with so many random vectors: equal products of different matrices would be a
 # coincidence, and these are the cheaper the larger the matrices.
 _VECTORS = 8
@@ -41,7 +43,8 @@ def verify_uses(
     kronecker = {block.name: block for block in blocks if isinstance(block, KroneckerBlock)}
     vectors = {name: _random_vectors(block, run) for name, block in kronecker.items()}
     rows = {name: _from_rows(block, seen.get(name, ()), vectors[name]) for name, block in kronecker.items()}
-    names = list(run.latents)
+    # Sites of frozen parameters have no gradient.
+    names = [name for name, latent in run.latents.items() if latent.value.requires_grad]
     leaves = [run.latents[name].value for name in names]
     found = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
     gradient = {n: torch.zeros_like(v) if g is None else g for n, v, g in zip(names, leaves, found, strict=True)}
@@ -50,12 +53,12 @@ def verify_uses(
         owned.update(block.sites)
         if isinstance(block, KroneckerBlock):
             terms = _size_of_terms(seen.get(block.name, ()), vectors[block.name])
-            _compare(block, block.pack(gradient) @ vectors[block.name], rows[block.name], terms)
+            _compare(block, block.pack(gradient) @ vectors[block.name], rows[block.name], run.eps, terms)
         elif block.name in summed:
             total, squares = summed[block.name]
             # The root of what the squares sum to, times that of their number, bounds the sum of absolute values.
             terms = (run.examples * float(squares.max())) ** 0.5 if squares.numel() else 0.0
-            _compare(block, gradient[block.name], total, terms)
+            _compare(block, gradient[block.name], total, run.eps, terms)
     for name in names:
         if name not in owned and bool((gradient[name] != 0).any()):
             raise unseen_use(name)
@@ -76,19 +79,20 @@ def unseen_use(site: str) -> UnsupportedUseError:
     )
 
 
-def verify_sum(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], summed: Tensor) -> None:
+def verify_sum(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]], summed: Tensor, eps: float) -> None:
     """Refuse a model whose examples, each by itself, do not add up to the batch.
 
     Args:
         block: A linear map.
         pairs: Its uses, with the gradient of their outputs.
         summed: The sum over examples of the gradient of each by itself.
+        eps: The machine epsilon of the run.
 
     Raises:
         UnsupportedUseError: If that is not the gradient of the batch.
     """
     identity = torch.eye(block.shape[-1], dtype=summed.dtype, device=summed.device)
-    _compare(block, _from_rows(block, pairs, identity), summed)
+    _compare(block, _from_rows(block, pairs, identity), summed, eps)
 
 
 def _random_vectors(block: KroneckerBlock, run: ModelRun) -> Tensor:
@@ -121,13 +125,14 @@ def _size_of_terms(pairs: Sequence[tuple[LinearUse, Tensor]], vectors: Tensor) -
     )
 
 
-def agree(expected: Tensor, found: Tensor, terms: float = 0.0) -> bool:
+def agree(expected: Tensor, found: Tensor, terms: float = 0.0, eps: float = 0.0) -> bool:
     """Whether two sums are the same but for rounding.
 
     Args:
         expected: One.
         found: The other, of the same shape.
         terms: How large what was summed is, if it may be far larger than the sum.
+        eps: The machine epsilon of the run that both are of, if it is coarser than their own.
 
     Returns:
         Whether they are, or cannot be compared.
@@ -137,12 +142,12 @@ def agree(expected: Tensor, found: Tensor, terms: float = 0.0) -> bool:
     # Below this, products of gradients may have underflowed.
     limits = torch.finfo(found.dtype)
     # NaN is for others to find.
-    rounding = _ROUNDINGS * limits.eps
+    rounding = max(_ROUNDINGS * limits.eps, _HALF_ROUNDINGS * eps if eps > _HALF else 0.0)
     return not gap > max(_TOLERANCE, rounding) * scale + rounding * terms + limits.tiny / limits.eps
 
 
-def _compare(block: Block, expected: Tensor, found: Tensor, terms: float = 0.0) -> None:
-    if not agree(expected, found, terms):
+def _compare(block: Block, expected: Tensor, found: Tensor, eps: float, terms: float = 0.0) -> None:
+    if not agree(expected, found, terms, eps):
         share = float((expected - found).abs().max()) / (float(expected.abs().max()) + float(found.abs().max()))
         sites = ", ".join(f"'{site}'" for site in block.sites)
         raise UnsupportedUseError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +31,21 @@ class RowGradient:
 
     pieces: tuple[tuple[Tensor, Tensor, bool], ...] = ()
 
-    def __add__(self, other: RowGradient) -> RowGradient:
-        return RowGradient(self.pieces + other.pieces)
+    def multiplied(self, like: Tensor) -> Tensor:
+        """The gradient as a matrix.
+
+        Args:
+            like: A tensor of its shape, [m, n], and dtype.
+
+        Returns:
+            [m, n].
+        """
+        total = torch.zeros_like(like)
+        for inputs, gradients, biased in self.pieces:
+            total[:, : inputs.shape[-1]].addmm_(gradients.mT, inputs)
+            if biased:
+                total[:, -1] += gradients.sum(0)
+        return total
 
     def between(self, left: Matrix, right: Matrix) -> Iterator[tuple[Tensor, Tensor]]:
         """Factors of ``left @ gradient @ right``, which is the sum of their products.
@@ -55,6 +68,28 @@ class RowGradient:
 
 
 Gradient = Tensor | RowGradient
+
+
+def summed(first: Mapping[str, Gradient], second: Mapping[str, Gradient]) -> dict[str, Gradient]:
+    """The sum of two gradients.
+
+    Args:
+        first: One, by block; what it does not have is zero.
+        second: The other, by block.
+
+    Returns:
+        By block; rows, where both are such.
+    """
+    return {name: _sum(first[name], g) if name in first else g for name, g in second.items()}
+
+
+def _sum(first: Gradient, second: Gradient) -> Gradient:
+    if isinstance(first, RowGradient) and isinstance(second, RowGradient):
+        return RowGradient(first.pieces + second.pieces)
+    if isinstance(first, RowGradient):
+        first, second = second, first
+    assert isinstance(first, Tensor)
+    return first + (second.multiplied(first) if isinstance(second, RowGradient) else second)
 
 
 def rows_of_blocks(run: ModelRun, blocks: Iterable[Block]) -> dict[str, int]:

@@ -205,7 +205,7 @@ def _width(side: Matrix) -> int:
 
 def _largest(first: Matrix | None, second: Matrix) -> Tensor:
     """The largest eigenvalue of a product of two positive semidefinite matrices, for each of a stack, by powers."""
-    vector = (second.sum(-1) + _diagonal(second).sqrt()).unsqueeze(-1)
+    vector = (second.sum(-1) + _diagonal(second).sqrt() * _uneven(second)).unsqueeze(-1)
     left, length = None if first is None else first.to(second.dtype), torch.zeros_like(vector[..., :1, :])
     for _ in range(_POWERS):
         vector = second @ (vector / vector.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(second.dtype).tiny))
@@ -216,10 +216,17 @@ def _largest(first: Matrix | None, second: Matrix) -> Tensor:
 
 def _radius(matrix: Matrix) -> Tensor:
     """The largest eigenvalue of a matrix whose eigenvalues are positive, for each of a stack, by powers."""
-    vector = (1 + _diagonal(matrix).abs()).unsqueeze(-1)
+    vector = (_uneven(matrix) * (1 + _diagonal(matrix).abs())).unsqueeze(-1)
     for _ in range(_POWERS):
         vector = matrix @ (vector / vector.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny))
     return vector.norm(dim=-2)[..., 0]
+
+
+def _uneven(matrix: Matrix) -> Tensor:
+    """Numbers from 1 to 2, one a row: equal ones may be orthogonal to the eigenvector, as they are for two classes."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = 1 + torch.rand(matrix.shape[-1], generator=generator, dtype=torch.float64, device="cpu")
+    return numbers.to(matrix.device, matrix.dtype)
 
 
 def _norm(matrix: Matrix) -> Tensor:

@@ -15,6 +15,7 @@ from nclbayes.gaussians.diagonal import DiagonalState
 from nclbayes.gaussians.kronecker import KroneckerState, precision_of, unfolded
 from nclbayes.gaussians.state import State, Structure
 from nclbayes.storage import Form, Misfit
+from nclbayes.watch.rows import single
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,16 @@ class SavedState:
         """
         tensors = unfolded(tensors)
         check_parts(self.block.name, tensors)
+        # Files of earlier versions may have means of half precision.
+        loc = single(tensors["loc"])
         if self.kind is Structure.DIAGONAL:
-            return DiagonalState(self.block, tensors["loc"], tensors["precision"], self.log_scale)
+            return DiagonalState(self.block, loc, tensors["precision"], self.log_scale)
         assert isinstance(self.block, KroneckerBlock)
         try:
             precision = precision_of(tensors)
         except MatrixError as error:
             raise Misfit(f"the block '{self.block.name}' has no precision: {str(error).rstrip('.')}") from error
-        return KroneckerState(self.block, tensors["loc"], precision, self.log_scale)
+        return KroneckerState(self.block, loc, precision, self.log_scale)
 
 
 def check_layout(name: str, block: Block) -> None:

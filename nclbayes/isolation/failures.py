@@ -11,6 +11,10 @@ from torch import Tensor
 from nclbayes.errors import DataError, ModelError, NCLError
 
 _PLAIN = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+_REMEDIES = {
+    "dtype": " Make both of one dtype: x.float(), or net.double().",
+    "Tensor.requires_grad_()": " Gradient checkpointing does so: call gradient_checkpointing_disable().",
+}
 # What torch says in a plain RuntimeError when the memory of the CPU does not suffice.
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
 
@@ -68,7 +72,7 @@ class running:
             raise ModelError(said) from error
         if error is None or isinstance(error, NCLError) or not is_plain(error):
             return
-        remedy = " Make both of one dtype: x.float(), or net.double()." if "dtype" in str(error) else ""
+        remedy = next((remedy for said, remedy in _REMEDIES.items() if said in str(error)), "")
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise DataError(
             f"{self._what} cannot take inputs of shape {_shapes(self._batch)}: {reason}.{remedy}"

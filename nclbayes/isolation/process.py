@@ -22,6 +22,7 @@ from pyro.poutine import runtime
 from torch import nn
 
 from nclbayes.errors import NCLError, SettingError
+from nclbayes.isolation.autocasting import Switches, switch_off
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -155,6 +156,7 @@ class _Found:
     def __init__(self, model: object, generators: Iterable[torch.Generator], is_done: Callable[[], bool]) -> None:
         self.succeeded, self._is_done = False, is_done
         self._grad = torch.is_grad_enabled()
+        self._autocast = Switches()
         self._flushing = flushes_denormals()
         self._modes = torch._C._len_torch_function_stack()
         self._transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
@@ -178,6 +180,7 @@ class _Found:
         while torch._C._len_torch_function_stack() > self._modes:
             torch._C._pop_torch_function_stack()
         torch.set_grad_enabled(self._grad)
+        self._autocast.restore()
         torch.set_flush_denormal(self._flushing)
         with _LOCK:
             _end_runs(self._runs)
@@ -202,6 +205,8 @@ def as_found(
     is_done: Callable[[], bool] = lambda: False,
 ) -> T:
     """Do some work with a model, with autograd on, and leave the process as it was found whatever is raised.
+
+    Autocast is off for the work; the model runs :class:`~nclbayes.isolation.autocasting.as_called`.
 
     A call inside another leaves the process as it was when it began, in the midst of that one's work.
 
@@ -246,6 +251,7 @@ def _learning(work: Callable[[], T]) -> T:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return _learning(work)
+    switch_off()
     with torch.enable_grad():
         return work()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,9 +16,12 @@ from torch.func import functional_call
 
 from nclbayes.data.checking import AllowedTargets, shown, whole_number
 from nclbayes.errors import DataError, ModelError, SettingError
+from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import running
 from nclbayes.nn.likelihoods import Likelihood
 from nclbayes.priors import Scaled
+from nclbayes.watch.rows import single
+from nclbayes.watch.sites import FROZEN
 
 _SCALED = Scaled()
 
@@ -25,14 +29,16 @@ _SCALED = Scaled()
 class BayesianNetwork(PyroModule):
     """A Pyro model made of a network, a likelihood and a prior; the network's class is left as it is.
 
-    Every learnable parameter of the network becomes a latent site of the same name; frozen ones
-    (``requires_grad=False``) stay as they are. The network's present parameters are where learning starts, whatever
-    the prior's mean is.
+    Every learnable parameter of the network becomes a latent site of the same name, in float32 at least; the network
+    uses it in its own precision. Frozen ones (``requires_grad=False``) stay as they are; those that are frozen later
+    stay as the posterior has them or, where no task has learnt them, as the network has. The network's present
+    parameters are where learning starts, whatever the prior's mean is.
 
     The model is called as ``model(*inputs, target, **context)`` to learn, and without the target to predict.
 
     Args:
-        net: Any module; examples lie along the first dimension of its inputs and its output.
+        net: Any module; examples lie along the first dimension of its inputs and its output. What ``torch.compile``
+            made of one is learnt as it was before.
         likelihood: What the output means.
         prior: By default :func:`ncl.priors.scaled(1.0) <nclbayes.priors.scaled>`, as wide as each layer wants; or
             ``Normal(loc, scale)`` for all weights; or a mapping from patterns such as ``"*.bias"`` to such, of which
@@ -76,6 +82,7 @@ class BayesianNetwork(PyroModule):
         network: object = net
         if not isinstance(network, nn.Module):
             raise SettingError(f"The network `net` must be a torch module, not {shown(network)}.")
+        net = _uncompiled(net)
         functions: dict[str, object] = {"mask": mask, "weight": weight, "output": output}
         for name, function in functions.items():
             if function is not None and not callable(function):
@@ -94,8 +101,9 @@ class BayesianNetwork(PyroModule):
             if parameter.requires_grad:
                 normal = _prior_of(prior, name, parameter, net)
                 self._weights[name] = parameter.shape
+                dtype = torch.promote_types(parameter.dtype, torch.float32)
                 for part in ("loc", "scale"):
-                    value = getattr(normal, part).to(parameter).detach().clone()
+                    value = getattr(normal, part).to(parameter.device, dtype).detach().clone()
                     self.register_buffer(_buffer(part, name), value, persistent=False)
 
     def with_prior(self, prior: Any) -> BayesianNetwork:
@@ -122,15 +130,16 @@ class BayesianNetwork(PyroModule):
 
     @property
     def network(self) -> nn.Module:
-        """The network, as it was passed in."""
+        """The network, as it was passed in; of a compiled one, the network that was compiled."""
         net = self._modules["net"]
         assert net is not None
         return net
 
     def initial_values(self) -> dict[str, Tensor]:
-        """Where learning starts: copies of the network's own parameters, by site."""
+        """Where learning starts: copies of the network's own parameters, by site; in float32 at least."""
         parameters = dict(self.network.named_parameters())
-        return {name: parameters[name].detach().clone() for name in self._weights}
+        learnable = (name for name in self._weights if parameters[name].requires_grad)
+        return {name: single(parameters[name].detach()).clone() for name in learnable}
 
     def forward(self, *args: Any, **context: Any) -> Any:
         """Sample the weights, run the network, state the likelihood.
@@ -147,7 +156,11 @@ class BayesianNetwork(PyroModule):
         """
         self._check_count(args)
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
-        weights = {name: pyro.sample(name, prior) for name, prior in self._site_priors().items()}
+        own = dict(self.network.named_parameters())
+        weights = {}
+        for name, prior in self._site_priors().items():
+            infer = None if own[name].requires_grad else {FROZEN: own[name]}
+            weights[name] = _as_used(pyro.sample(name, prior, infer=infer), own[name])
         arguments, named = _called_with(inputs, context)
         output = self._picked(functional_call(self.network, weights, arguments, named))
         mask, weight = (None if f is None else f(*inputs) for f in (self.mask, self.weight))
@@ -169,7 +182,7 @@ class BayesianNetwork(PyroModule):
         """
         self._check_count(args)
         inputs, target = args[: self.inputs], args[-1]
-        with running(inputs, "The network"), torch.no_grad():
+        with running(inputs, "The network"), torch.no_grad(), as_called():
             arguments, named = _called_with(inputs, context)
             output = self._picked(self.network(*arguments, **named))
         if not isinstance(target, Tensor) or len(args) == self.inputs:
@@ -198,7 +211,8 @@ class BayesianNetwork(PyroModule):
                 loc, scale = (self._buffers[_buffer(part, name)] for part in ("loc", "scale"))
                 assert loc is not None
                 assert scale is not None
-                self._priors[name] = dist.Normal(loc.expand(shape), scale.expand(shape)).to_event(len(shape))
+                loc, scale = (single(part).expand(shape) for part in (loc, scale))
+                self._priors[name] = dist.Normal(loc, scale).to_event(len(shape))
         return self._priors
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -208,6 +222,25 @@ class BayesianNetwork(PyroModule):
 
 def _buffer(part: str, name: str) -> str:
     return f"prior_{part}_{name.replace('.', '__')}"
+
+
+def _uncompiled(net: nn.Module) -> nn.Module:
+    """The network in what ``torch.compile`` makes of one, under whose names it is known and saved."""
+    inner = getattr(net, "_orig_mod", None)
+    if not isinstance(inner, nn.Module):
+        return net
+    warnings.warn(
+        "The network was compiled by torch.compile, and is learnt as it was before: what the compiler makes of it "
+        "cannot be watched. The weights are the same; hand over the network itself.",
+        stacklevel=3,
+    )
+    return inner
+
+
+def _as_used(value: Tensor, parameter: Tensor) -> Tensor:
+    """The value of a site as the network uses it: where its parameter is of half precision, rounded to that."""
+    is_half = parameter.dtype in (torch.float16, torch.bfloat16)
+    return value.to(parameter.dtype) if is_half else value
 
 
 def _called_with(inputs: tuple[Any, ...], context: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -232,7 +265,7 @@ def _checked_output(output: object) -> Tensor:
             f"The network returned a tensor of shape {tuple(output.shape)}, {output.dtype}, {output.layout}, on "
             f"{output.device}; it must be one of floating-point outputs, with examples along the first dimension."
         )
-    return output
+    return single(output)
 
 
 def _prior_of(prior: Any, name: str, parameter: Tensor, net: nn.Module) -> Any:

@@ -25,8 +25,11 @@ from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.watch import ModelRun, watch
 from nclbayes.watch.nesting import tensors_of
+from nclbayes.watch.rows import single
 from nclbayes.watch.run import Model
 from nclbayes.watch.sites import base_normal
+
+_FREEZING = "If a parameter of it was frozen, or is no longer, freeze all of the block's or none."
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,7 @@ def present_values(
     for state in known.values():
         values |= state.block.unpack(state.loc)
     learnt = {site for name in trained for site in known[name].block.sites}
-    return values | {site: value.to(device) for site, value in (initial or {}).items() if site not in learnt}
+    return values | {site: single(value.to(device)) for site, value in (initial or {}).items() if site not in learnt}
 
 
 def touched_states(
@@ -306,10 +309,16 @@ def touched_states(
         if state is None:
             taken = [site for site in block.sites if site in owners]
             if taken:
-                raise ModelError(f"Sites {taken} belong to block '{owners[taken[0]]}'; this task uses them otherwise.")
+                owner = owners[taken[0]]
+                raise ModelError(
+                    f"Sites {quoted(taken)} belong to block '{owner}' of the posterior, with "
+                    f"{quoted(known[owner].block.sites)}; this task uses them otherwise. {_FREEZING}"
+                )
             state = _prior(structures.applied(block, whole=engine.needs_activity), run, structure)
         elif state.block != as_known(block, {name: state.block}):
-            raise ModelError(f"Block '{name}' is {state.block} in the posterior, but this task uses it as {block}.")
+            raise ModelError(
+                f"Block '{name}' is {state.block} in the posterior, but this task uses it as {block}. {_FREEZING}"
+            )
         elif engine.needs_activity and state.block.is_split:
             raise SettingError(
                 f"Block '{name}' of the posterior is {state.kind}, and {type(engine).__name__} needs its factors "
@@ -327,6 +336,12 @@ def touched_states(
 def _prior(block: Block, run: ModelRun, structure: Structure) -> State:
     for site in block.sites:
         normal = base_normal(site, run.latents[site].fn)
+        if normal.loc.dtype in (torch.float16, torch.bfloat16):
+            raise PriorError(
+                f"The prior of site '{site}' is of half precision ({normal.loc.dtype}), in which small steps round to "
+                "none. Give it a prior in float32, and let the model round the weight where it is used: "
+                f"w.to({normal.loc.dtype}). A BayesianNetwork does so by itself."
+            )
         if not bool(
             torch.isfinite(normal.loc).all() and torch.isfinite(normal.scale).all() and (normal.scale > 0).all()
         ):

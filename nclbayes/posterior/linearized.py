@@ -20,11 +20,14 @@ from nclbayes.errors import DataError, ModelError
 from nclbayes.gaussians import State
 from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.posterior.query import Query, base_of, masked_like
+from nclbayes.watch import MapRecorder
 from nclbayes.watch.nesting import mapped
 from nclbayes.watch.sites import base_normal
 
 # Jacobians are computed for so many examples at a time that they hold about so many numbers.
 _JACOBIAN_NUMBERS = 1 << 26
+# What torch says where it cannot vectorise: what looks into its data, some layers in mixed precision, checkpointing.
+_NOT_VECTORISED = ("vmap", "expected scalar type", "saved tensor hooks")
 
 
 def linearized(query: Query, states: Mapping[str, State], *, draws: int, generator: torch.Generator) -> Any:
@@ -110,7 +113,9 @@ def linearized(query: Query, states: Mapping[str, State], *, draws: int, generat
 def _give_up_vectorising(error: Exception) -> None:
     """Refuse a model that draws random numbers; say what any other costs. Other errors pass."""
     cause = error.__cause__ if isinstance(error, DataError) else error
-    if not isinstance(cause, Exception) or not is_plain(cause) or "vmap" not in str(cause):
+    if not isinstance(cause, Exception) or not is_plain(cause):
+        raise error
+    if not any(said in str(cause) for said in _NOT_VECTORISED):
         raise error
     if "randomness" in str(cause):
         raise ModelError(
@@ -130,7 +135,11 @@ def _jacobian(
 ) -> dict[str, Tensor]:
     """The derivatives of one example's outputs, [outputs, *site], by autograd."""
     leaves = {site: value.detach().requires_grad_() for site, value in weights.items()}
-    with torch.enable_grad():
+    # Refuses what autograd alone would differentiate wrongly.
+    recorder = MapRecorder()
+    for site, leaf in leaves.items():
+        recorder.track(site, leaf)
+    with torch.enable_grad(), recorder:
         outputs = network(leaves, *example).unbind()
     rows: dict[str, list[Tensor]] = {site: [] for site in leaves}
     for output in outputs:

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch import distributions as torch_dist
 
 from nclbayes.errors import ModelError
+from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import running
 from nclbayes.watch import SiteRecorder
 from nclbayes.watch.run import Model
+from nclbayes.watch.sites import FROZEN
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Query:
             The output's distribution, and the others' priors by site.
         """
         recorder = _OutputRecorder(values, self.outputs, draw)
-        with running(self.inputs), recorder:
+        with running(self.inputs), as_called(), recorder:
             self.model(*self.inputs, **self.context)
         for output in self.outputs:
             if output in recorder.reached:
@@ -90,6 +92,9 @@ class _OutputRecorder(SiteRecorder):
         if name in self.outputs:
             self.reached[name] = fn
             msg["value"] = fn.mean
+        elif FROZEN in msg["infer"]:
+            # What tasks left of it before it was frozen is as uncertain as ever.
+            msg["value"] = self.values.get(name, msg["infer"][FROZEN].detach())
         elif name not in self.values:
             self.untouched[name] = fn
             msg["value"] = fn.sample() if self.draw else fn.mean.expand(fn.shape())

@@ -331,7 +331,9 @@ def check_model(path: str | os.PathLike[str], model: Model, belief: Belief) -> N
     for site, value in belief.mean().items():
         own = initial.get(site)
         if own is None or (own.shape, own.dtype) != (value.shape, value.dtype):
-            found = "there is no such site" if own is None else f"that of the model {tuple(own.shape)}, {own.dtype}"
+            found = "there is no such site, or it is frozen"
+            if own is not None:
+                found = f"that of the model {tuple(own.shape)}, {own.dtype}"
             raise FileError(
                 f"'{path}' is of another model: its site '{site}' is {tuple(value.shape)}, {value.dtype}; {found}."
             )

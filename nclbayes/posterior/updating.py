@@ -151,6 +151,7 @@ def updated(
             checkpoint=snapshots,
             memory=belief.memory,
             allowed=joined.allowed,
+            accumulate=settled.accumulate,
         )
         try:
             outcome = settled.run(problem)

@@ -16,6 +16,7 @@ from nclbayes.errors import DataError, UnsupportedUseError
 from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, TRANSPOSED_CONVOLUTIONS, call_name
 from nclbayes.watch.einsum import einsum_rows
 from nclbayes.watch.others import Derived, OtherUses, edge_of
+from nclbayes.watch.recomputing import refuse_recomputation
 from nclbayes.watch.rows import ConvolutionRows, ProductRows, TransposedConvolutionRows
 from nclbayes.watch.sites import learnable_parameter
 from nclbayes.watch.steps import current_mask
@@ -47,6 +48,9 @@ class MapRecorder(TorchFunctionMode):
         model: Whose parameters a message may have to name.
         examples: How many examples it is given; None if that is not known.
 
+    Attributes:
+        eps: How coarse the numbers are that weights were used in: the largest machine epsilon among them.
+
     Example:
         >>> import torch
         >>> from nclbayes.watch import MapRecorder
@@ -62,6 +66,7 @@ class MapRecorder(TorchFunctionMode):
     def __init__(self, model: object = None, examples: int | None = None) -> None:
         super().__init__()
         self.linear: list[LinearUse] = []
+        self.eps = 0.0
         self._model = model
         self._others = OtherUses(examples)
         self._aliases: dict[int, _Alias] = {}
@@ -102,6 +107,10 @@ class MapRecorder(TorchFunctionMode):
             _refuse_batch_statistics(*args, **kwargs)
         out = func(*args, **kwargs)
         if not _differentiable(out):
+            if not torch.is_grad_enabled():
+                # Reentrant checkpointing first runs without autograd.
+                used = (self._aliases.get(id(tensor)) for tensor in _tensors(args, kwargs))
+                refuse_recomputation(alias.site for alias in used if alias is not None)
             if func is Tensor.__setitem__:
                 # It changes a copy of a weight in place, and returns nothing.
                 written = _tensors(args, kwargs)
@@ -116,6 +125,9 @@ class MapRecorder(TorchFunctionMode):
         derived = self._others.among(tensors)
         if not found and not derived:
             return out
+        refuse_recomputation(alias.site for alias in found)
+        if isinstance(out, Tensor):
+            self.eps = max(self.eps, torch.finfo(out.dtype).eps)
         if isinstance(out, Tensor) and len(found) == 1 and not derived and self._follow(func, found[0], out):
             return out
         use = self._linear_use(func, out, args, kwargs)

@@ -244,6 +244,18 @@ def _spread(mask: Tensor, lead: tuple[int, ...]) -> Tensor:
     return mask.reshape(mask.shape + (1,) * (len(lead) - mask.ndim)).expand(lead)
 
 
+def single(tensor: Tensor) -> Tensor:
+    """A tensor in single precision, if it is of half: sums are not formed in that.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        The same numbers, in float32 at least.
+    """
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def only_valid(rows: Tensor, mask: Tensor | None) -> Tensor:
     """Rows with zeros in place of the invalid ones, whatever those hold.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from nclbayes.errors import DataError, NonFiniteError
 from nclbayes.isolation import Alone
+from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import running
 from nclbayes.watch.maps import MapRecorder
 from nclbayes.watch.nesting import mapped
@@ -32,6 +35,7 @@ class ModelRun:
         others: Every other differentiable use of a latent site.
         examples: How many examples the batch held.
         axes: Along which dimension of an observed site's batch shape they lie; None where that is not clear.
+        eps: The largest machine epsilon among the numbers that weights were used in.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -48,6 +52,7 @@ class ModelRun:
     others: list[OtherUse]
     examples: int
     axes: dict[str, int | None]
+    eps: float
 
 
 def watch(
@@ -93,7 +98,7 @@ def watch(
     sites = SiteRecorder(leaves, meet=maps.track)
     inputs = [mapped(Tensor.detach, item) for item in batch]
     try:
-        with Alone(), running(inputs), torch.enable_grad(), sites, maps:
+        with Alone(), running(inputs), torch.enable_grad(), _uncompiled(), as_called(), sites, maps:
             model(*inputs, **(context or {}))
     except ValueError as error:
         # A distribution refuses NaN without saying which layer it came from: say it.
@@ -105,7 +110,7 @@ def watch(
             "must reach a pyro.sample(..., obs=...) statement."
         )
     axes = {name: _example_axis(site, examples, inputs[-1]) for name, site in sites.observed.items()}
-    return ModelRun(sites.latents, sites.observed, maps.linear, maps.others, examples, axes)
+    return ModelRun(sites.latents, sites.observed, maps.linear, maps.others, examples, axes, maps.eps)
 
 
 def batch_size(batch: Batch) -> int:
@@ -126,6 +131,12 @@ def batch_size(batch: Batch) -> int:
     if tensors[-1].shape[0] == 0:
         raise DataError("The batch is empty: it has 0 examples.")
     return tensors[-1].shape[0]
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """A context in which compiled code runs as it was written: what a compiler makes of it cannot be watched."""
+    # Without this module nothing has been compiled, and to import it takes seconds.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _leaf(value: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ def products_of(input: Tensor, weight: Tensor) -> Parts:
     def parts(g: Tensor, which: slice) -> Tensor:
         _check_unchanged(input, version)
         m, n = weight.shape
-        return g.reshape(len(g), -1, m).mT @ held[which].reshape(len(g), -1, n)
+        return g.reshape(len(g), -1, m).mT @ held[which].to(g.dtype).reshape(len(g), -1, n)
 
     return parts
 
@@ -195,8 +195,9 @@ def chained(parts: Parts, derived: Tensor, value: Tensor) -> Parts:
         return parts
 
     def back(g: Tensor, which: slice) -> Tensor:
+        outer = parts(g, which).to(derived.dtype)
         (found,) = torch.autograd.grad(
-            derived, value, parts(g, which), retain_graph=True, is_grads_batched=True, allow_unused=True
+            derived, value, outer, retain_graph=True, is_grads_batched=True, allow_unused=True
         )
         return g.new_zeros(len(g), *value.shape) if found is None else found
 

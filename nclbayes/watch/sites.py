@@ -13,6 +13,9 @@ from torch import distributions as torch_dist
 
 from nclbayes.errors import LatentError, LearnableParameterError, PriorError, ValuesError
 
+FROZEN = "nclbayes_frozen"
+"""In the `infer` of a site: the parameter that it stands for, which is frozen, so that nothing is to be learnt."""
+
 
 @dataclass(frozen=True)
 class Latent:
@@ -66,7 +69,8 @@ class SiteRecorder(Messenger):
     """An effect handler that gives latent sites their values and records every site.
 
     A latent site without a value gets its prior mean. Nothing is scored and nothing is drawn; frozen parameters pass,
-    learnable ones are refused before they reach Pyro's param store.
+    learnable ones are refused before they reach Pyro's param store. A site of a parameter that was frozen later has its
+    value, or else that of the parameter, and no gradient.
 
     Args:
         values: Values of latent sites by name; each must require grad.
@@ -94,8 +98,10 @@ class SiteRecorder(Messenger):
         if msg["is_observed"] or site_is_subsample(msg) or self._is_unobserved_half(msg):
             return
         name, fn = msg["name"], msg["fn"]
-        value = self.values.get(name)
-        if value is None:
+        value, frozen = self.values.get(name), msg["infer"].get(FROZEN)
+        if value is None and frozen is not None:
+            value = frozen
+        elif value is None:
             if not isinstance(_innermost(fn), torch_dist.Normal):
                 return  # whoever makes blocks of this run will refuse it
             value = fn.mean.detach().expand(fn.shape()).clone().requires_grad_()
@@ -103,8 +109,9 @@ class SiteRecorder(Messenger):
             raise ValuesError(
                 f"The value of site '{name}' has shape {tuple(self._shapes[name])}, not {tuple(fn.shape())}."
             )
-        msg["value"] = value
-        if self.meet is not None:
+        # Without a gradient tasks leave it as it is.
+        msg["value"] = value if frozen is None else value.detach()
+        if self.meet is not None and frozen is None:
             self.meet(name, value)
 
     def _pyro_post_sample(self, msg: Any) -> None:
@@ -112,7 +119,8 @@ class SiteRecorder(Messenger):
             return
         name, frames = msg["name"], msg["cond_indep_stack"]
         if not msg["is_observed"]:
-            if not self._is_unobserved_half(msg):
+            is_other = self._is_unobserved_half(msg) or (FROZEN in msg["infer"] and name not in self.values)
+            if not is_other:
                 plates = frozenset(frame.name for frame in frames)
                 self.latents[name] = Latent(name, msg["fn"], msg["value"], plates)
             return

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from nclbayes.errors import NCLError
 from nclbayes.watch.calls import call_name
 from nclbayes.watch.einsum import EinsumRows
-from nclbayes.watch.rows import ConvolutionRows, ProductRows, TransposedConvolutionRows, only_valid
+from nclbayes.watch.rows import ConvolutionRows, ProductRows, TransposedConvolutionRows, only_valid, single
 from nclbayes.watch.separable import Separable
 
 Rows = ProductRows | ConvolutionRows | TransposedConvolutionRows | EinsumRows
@@ -65,7 +65,7 @@ class LinearUse:
         return call_name(self.function)
 
     def input_rows(self) -> Iterator[Tensor]:
-        """Valid input rows (zeros in place of padding), in bounded pieces.
+        """Valid input rows (zeros in place of padding), in bounded pieces, in float32 at least.
 
         Yields:
             [R', n] or [k, R', n].
@@ -81,11 +81,11 @@ class LinearUse:
         start = 0
         for piece in self.rows.inputs(self.input.detach()):
             stop = start + piece.shape[-2]
-            yield only_valid(piece, None if self.mask is None else self.mask[..., start:stop])
+            yield only_valid(single(piece), None if self.mask is None else self.mask[..., start:stop])
             start = stop
 
     def gradient_rows(self, grad: Tensor) -> Tensor:
-        """Valid gradient rows (zeros in place of padding).
+        """Valid gradient rows (zeros in place of padding), in float32 at least.
 
         Args:
             grad: The gradient of the map's output.
@@ -94,7 +94,7 @@ class LinearUse:
             [R, m] or [k, R, m].
         """
         grad = grad if grad.shape == self.shape else grad.reshape(self.shape)
-        return only_valid(self.rows.gradients(grad), self.mask)
+        return only_valid(self.rows.gradients(single(grad)), self.mask)
 
     def count(self) -> Tensor | int:
         """The number of valid rows (of each map of a stack)."""

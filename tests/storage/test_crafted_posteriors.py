@@ -109,7 +109,8 @@ def of_tensors(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator
             continue
         if name.rpartition("/")[2] != "loc":
             yield changed(name, "in float32", lambda t: t.float())
-            yield changed(name, "negative", lambda t: -t - (t == 0).double())
+            if not name.endswith("root/upper"):  # That of the same precision.
+                yield changed(name, "negative", lambda t: -t - (t == 0).double())
             yield changed(name, "zero", torch.zeros_like)
         if not name.endswith(("loc", "precision", "put/upper")):  # Other ones would be as good.
             yield changed(name, "foreign", lambda t: t + torch.ones_like(t))
