@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from torch import Tensor
@@ -21,6 +22,8 @@ Settings = TypeVar("Settings", bound="EngineSettings")
 _OF_CLASSES, _OF_NOISY, _ENOUGH = 10.0, 3.0, 0.97
 # The stiffness with which a task begins.
 _FIRM = 200.0
+# Learning rates, where none is given.
+_RATE, _ADAM_RATE = 0.05, 0.001
 # So many targets over all examples are enough for a Fisher, and so many for each.
 _DRAWS, _EACH = 3000, 30
 
@@ -32,6 +35,18 @@ PAPER: dict[str, Any] = {
     "fisher_samples": 1,
 }
 """The paper's steps, as settings of either engine: of constant size, to the end, as stiff as a prior is wide."""
+
+
+class StepRule(str, Enum):
+    """What makes a step of a gradient.
+
+    Attributes:
+        SGD: The gradient itself, with momentum, as in the paper.
+        ADAM: Adam's averages of it, in coordinates in which the precision holds.
+    """
+
+    SGD = "sgd"
+    ADAM = "adam"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +63,12 @@ class EngineSettings:
         batch_size: Examples a step.
         accumulate: Into how many parts each batch is split. They are run one after the other, and what they give is
             added up: the same steps, up to rounding and to the targets that a Fisher draws, in less memory.
-        lr: The learning rate, in units of plain SGD on the mean loss: on the first task it is just that.
+        lr: The learning rate, in units of plain SGD on the mean loss: on the first task it is just that; or of Adam,
+            where steps are. None: 0.05, or 0.001 of Adam.
         momentum: rho.
+        steps_by: "sgd", or "adam" for networks that plain gradients do not train well, such as transformers: Adam, in
+            coordinates that are longer the more firmly a direction is held, so that its steps are bounded by the
+            precision as well. On the first task it is Adam itself.
         schedule: What the learning rate is multiplied with, a function of the fraction of steps done; None: 1, as in
             the paper. "auto": steps that fit. The rate is at most what the task's curvature allows, so that
             they do not diverge; and from half of the steps on it goes to 0 in a straight line, so that the last batches
@@ -94,8 +113,9 @@ class EngineSettings:
     epochs: float | None = None
     batch_size: int = 256
     accumulate: int = 1
-    lr: float = 0.05
+    lr: float = None  # type: ignore[assignment]
     momentum: float = 0.9
+    steps_by: StepRule | str = StepRule.SGD
     schedule: Callable[[float], float] | str | None = None
     prior_weight: float = 1.0
     likelihood_weight: float | str = 1.0
@@ -122,6 +142,9 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise SettingError("Give either `steps` or `epochs`, and None for the other.")
+        given: float | None = self.lr
+        if given is None:
+            object.__setattr__(self, "lr", _ADAM_RATE if self.steps_by == StepRule.ADAM else _RATE)
         for name in ("steps", "batch_size", "accumulate", "fisher_size", "patience"):
             self._require_whole(name)
         if not _is_auto(self.fisher_samples):
@@ -151,12 +174,14 @@ class EngineSettings:
             raise SettingError(f"{type(self).__name__} knows no stiffness: leave it at None.")
         if self.retention != 1 and not self.can_fade:
             raise SettingError(f"{type(self).__name__} does not let earlier tasks fade: leave retention at 1.")
-        for name, kind in (("kronecker_sum", SumRule), ("fisher", FisherKind)):
+        for name, kind in (("kronecker_sum", SumRule), ("fisher", FisherKind), ("steps_by", StepRule)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except (ValueError, TypeError):
                 allowed = ", ".join(repr(member.value) for member in kind)
                 raise SettingError(f"{name} is {shown(getattr(self, name))}; choose one of {allowed}.") from None
+        if self.steps_by is not StepRule.SGD and not self.has_trust_region:
+            raise SettingError(f"{type(self).__name__} takes steps of its own: leave steps_by at 'sgd'.")
 
     @property
     def preconditioner_damping(self) -> float:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Problem
+from nclbayes.engines.settings import StepRule
 from nclbayes.engines.steps import BlockSteps, Rate
 from nclbayes.fisher import FisherAccumulator
 from nclbayes.gaussians import Structure
@@ -39,7 +40,7 @@ class StableRate:
     """
 
     def __init__(self, engine: Engine, problem: Problem, blocks: list[BlockSteps]) -> None:
-        self._is_on = isinstance(engine.schedule, str)
+        self._is_on = isinstance(engine.schedule, str) and engine.steps_by is StepRule.SGD
         self._is_diagonal = engine.structure is Structure.DIAGONAL
         self._problem, self._blocks, self._lr, self._rho = problem, blocks, engine.lr, engine.momentum
         self._taken, self._limit, self.least = 0, math.inf, math.inf

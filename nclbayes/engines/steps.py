@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Problem
-from nclbayes.engines.settings import EngineSettings
+from nclbayes.engines.settings import EngineSettings, StepRule
 from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.gaussians import State
 from nclbayes.gaussians.gradients import Gradient
@@ -132,6 +132,64 @@ class BlockSteps:
         return self._momentum
 
 
+class AdamSteps(BlockSteps):
+    """Adam in coordinates that are longer the more firmly a direction is held: ``theta = tau P phi``.
+
+    The gradient there is ``h = tau P (-g / B) + lambda (tau / N) P Lambda (theta - mu)``, and a step of Adam in phi is
+
+        theta <- theta - lr tau P m / (sqrt(v) + eps),
+
+    m and v the averages of h and of its squares. No number of phi moves by more than about `lr`, so that the steps are
+    bounded by the precision as those of plain gradients are: a direction that is held s times as firmly as a free one
+    moves s times less. Where no task has constrained anything tau P = I, and this is Adam itself.
+    """
+
+    _BETA, _EPS = 0.999, 1e-8
+
+    def __init__(
+        self, settings: EngineSettings, state: State, start: Tensor, size: float, prior: State | None = None
+    ) -> None:
+        super().__init__(settings, state, start, size, prior)
+        self._squares, self._taken = torch.zeros_like(self.theta), 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Iterate, momentum, mean squares, and how many steps were taken."""
+        taken = torch.tensor(float(self._taken), dtype=torch.float64, device="cpu")
+        return super().tensors() | {"squares": self._squares, "taken": taken}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave.
+
+        Args:
+            tensors: Its result.
+        """
+        super().restore(tensors)
+        self._squares.copy_(tensors["squares"])
+        self._taken = int(tensors["taken"])
+
+    def direction(self, gradient: Gradient, examples: int, pulls: int = 1) -> Tensor:
+        """Advance the averages; the step is ``theta - lr`` times what is returned.
+
+        Args:
+            gradient: The gradient g of a batch's log likelihood.
+            examples: B.
+            pulls: How many times the pull is added.
+
+        Returns:
+            tau P m / (sqrt(v) + eps), with the averages freed of their start at zero.
+        """
+        h, step = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
+        self._preconditioner.add(h, gradient, 0.0, -1 / examples)
+        if pulls and self._pull:
+            self._preconditioner.add_pull(h, self.theta, self.state.loc, pulls * self._pull)
+        self._taken += 1
+        self._momentum.mul_(self._rho).add_(h, alpha=1 - self._rho)
+        self._squares.mul_(self._BETA).addcmul_(h, h, value=1 - self._BETA)
+        size = (self._squares / (1 - self._BETA**self._taken)).sqrt_().add_(self._EPS)
+        self._preconditioner.add(step, self._momentum / size, 0.0, 1 / (1 - self._rho**self._taken))
+        return step
+
+
 def steps_of(settings: EngineSettings, problem: Problem) -> list[BlockSteps]:
     """The steps of every block of a task.
 
@@ -145,7 +203,8 @@ def steps_of(settings: EngineSettings, problem: Problem) -> list[BlockSteps]:
     found = []
     for name, state in problem.states.items():
         prior = problem.priors.get(name) if settings.stiffness is not None else None
-        found.append(BlockSteps(settings, state, problem.start[name], problem.size, prior))
+        kind = AdamSteps if settings.steps_by is StepRule.ADAM else BlockSteps
+        found.append(kind(settings, state, problem.start[name], problem.size, prior))
     hold(found, settings.firmness)
     return found
 
