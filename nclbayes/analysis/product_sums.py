@@ -72,7 +72,7 @@ class ProductSum:
         self._dense = self._dense + torch.kron(A, G)
         self._logdet = None
 
-    def whole(self) -> Tensor:
+    def dense(self) -> Tensor:
         """The sum, [mn, mn] in float64, in the order of column-stacking vec."""
         return self._dense
 

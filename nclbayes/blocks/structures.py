@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from nclbayes.blocks.layout import Block, KroneckerBlock
-from nclbayes.data.checking import shown
 from nclbayes.errors import SettingError
 
 # A factor is held whole up to this size: its factorisation takes seconds.
@@ -54,7 +53,7 @@ class Structures:
         named = given if isinstance(given, Mapping) else {"*": given}
         for pattern in named:
             if not isinstance(pattern, str):
-                raise SettingError(f"structure has the pattern {shown(pattern)}: it must be a string, such as 'head*'.")
+                raise SettingError(f"structure has the pattern {pattern!r}: it must be a string, such as 'head*'.")
         return cls(tuple((pattern, _sides(value)) for pattern, value in named.items()))
 
     def applied(self, block: Block, *, whole: bool = False) -> Block:
@@ -112,7 +111,7 @@ def _side(value: Any) -> Side:
         return value
     raise SettingError(
         "structure must be 'auto', 'dense', 'diagonal' or the width of blocks, a pair of these for inputs and outputs, "
-        f"or a mapping from patterns of names to them, not {shown(value)}."
+        f"or a mapping from patterns of names to them, not {value!r}."
     )
 
 

@@ -13,7 +13,8 @@ from nclbayes.data.task import Task
 from nclbayes.methods.examples import examples_from_tensors, examples_to_tensors
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.posterior.belief import Belief, device_of
-from nclbayes.posterior.joining import check_examples, present_values
+from nclbayes.posterior.joining import check_examples
+from nclbayes.posterior.starting import present_values
 from nclbayes.posterior.updating import UpdateReport
 from nclbayes.storage import Misfit, under
 

@@ -73,6 +73,13 @@ class Belief:
             values |= state.block.unpack(state.loc)
         return values
 
+    def described(self) -> list[str]:
+        """Blocks, shapes and forms, a line each."""
+        shapes = {name: " x ".join(map(str, state.block.shape)) or "1" for name, state in self.states.items()}
+        lines = [f"  {name}: {shapes[name]}, {state.kind}" for name, state in self.states.items()]
+        size = sum(state.block.size for state in self.states.values())
+        return [*lines, f"  {size:,} weights in {len(self.states)} blocks"]
+
     def sample(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Weights drawn from the Gaussians.
 

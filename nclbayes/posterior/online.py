@@ -44,10 +44,9 @@ class OnlinePosterior:
         generator: Decides every draw, unless an update passes another; by default one seeded with 0.
         example: A task that shows the model's sites at once: their prior is then there to look at and to sample from.
             Without it the first update shows them. Nothing is learnt from it.
-        structure: What is held of the two factors of a linear map: "dense", all of them; "diagonal", their diagonals; a
-            number, blocks along the diagonal that are at most so wide; "auto", all up to a size of 2,048, and blocks
-            beyond it. A pair is for inputs and outputs, and a mapping from patterns of names, such as
-            ``{"lm_head*": ("dense", "diagonal"), "*": "auto"}``, for some blocks: the first that matches counts.
+        structure: What is held of the factors of a linear map: "dense", "diagonal", the width of blocks, or "auto", all
+            up to a size of 2,048 and blocks beyond it; a pair of these for inputs and outputs; or a mapping from
+            patterns of names, such as ``{"lm_head*": ("dense", "diagonal"), "*": "auto"}``.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -86,21 +85,20 @@ class OnlinePosterior:
         structure: Any = "auto",
     ) -> None:
         check_posterior(model, engine, initial, generator, example)
-        structures = Structures.of(structure)
         self.model = model
         self.engine = engine
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
         # Whoever changes the posterior, or draws from its generator, holds it.
         self._turn = Turn("The posterior")
-        self._belief = Belief(structures=structures)
+        self._belief = Belief(structures=Structures.of(structure))
         if example is not None:
             self._belief = as_found(model, lambda: self._first_belief(example))
 
     @property
     def blocks(self) -> Mapping[str, State]:
         """The blocks by name; each has its `.distribution`."""
-        return MappingProxyType(dict(self._states))
+        return MappingProxyType(dict(self._belief.states))
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -116,10 +114,6 @@ class OnlinePosterior:
     def log_evidence(self) -> float | None:
         """The Laplace estimate of the last task's log evidence, where its engine gives one."""
         return self._belief.log_evidence
-
-    @property
-    def _states(self) -> Mapping[str, State]:
-        return self._belief.states
 
     def mean(self) -> dict[str, Tensor]:
         """The posterior mean, by site; a copy."""
@@ -140,7 +134,7 @@ class OnlinePosterior:
 
         Args:
             task: What to learn.
-            engine: How, if not by the posterior's own engine.
+            engine: How, if not by the posterior's own.
             progress: Whether to show a bar; by default only on a terminal.
             generator: Decides every draw of this update.
             checkpoint: A file to keep snapshots in. If the update is killed, the same call on the same posterior goes
@@ -244,9 +238,9 @@ class OnlinePosterior:
             path: Where to.
         """
         learner = {name: getattr(self, name) for name in self.learner_settings}
-        kind = type(self).__name__
         with self._turn.taken():
-            write_posterior(path, Saved(self._belief, self.engine, self.generator, self._initial, learner, kind))
+            saved = Saved(self._belief, self.engine, self.generator, self._initial, learner, type(self).__name__)
+            write_posterior(path, saved)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
@@ -338,22 +332,17 @@ class OnlinePosterior:
             The posterior itself.
         """
         self._refuse_while_learning("The posterior cannot be moved")
-        target = torch.device(device)
         with self._turn.taken():
-            moved = as_found(None, lambda: self._belief.to(target))
+            moved = as_found(None, lambda: self._belief.to(torch.device(device)))
             if isinstance(self.model, torch.nn.Module):
                 with Alone():
-                    self.model.to(target)
+                    self.model.to(torch.device(device))
             self._belief = moved
         return self
 
     def __repr__(self) -> str:
-        lines = [f"OnlinePosterior({type(self.engine).__name__}, tasks seen: {', '.join(self.tasks) or 'none yet'})"]
-        for name, state in self._states.items():
-            shape = " x ".join(map(str, state.block.shape)) or "1"
-            lines.append(f"  {name}: {shape}, {state.kind}")
-        lines.append(f"  {sum(s.block.size for s in self._states.values()):,} weights in {len(self._states)} blocks")
-        return "\n".join(lines)
+        seen = f"tasks seen: {', '.join(self.tasks) or 'none yet'}"
+        return "\n".join([f"OnlinePosterior({type(self.engine).__name__}, {seen})", *self._belief.described()])
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_turn"}

@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nclbayes.errors import DataError, UnsupportedUseError
+from nclbayes.errors import DataError
+from nclbayes.watch.batch_statistics import refuse_batch_statistics
 from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, TRANSPOSED_CONVOLUTIONS, call_name
+from nclbayes.watch.convolutions import convolution_rows, transposed_convolution_rows
 from nclbayes.watch.einsum import einsum_rows
 from nclbayes.watch.others import Derived, OtherUses, edge_of
 from nclbayes.watch.recomputing import refuse_recomputation
-from nclbayes.watch.rows import ConvolutionRows, ProductRows, TransposedConvolutionRows
+from nclbayes.watch.rows import ConvolutionRows, ProductRows
 from nclbayes.watch.sites import learnable_parameter
 from nclbayes.watch.steps import current_mask
 from nclbayes.watch.uses import LinearUse, OtherUse, Rows
@@ -104,7 +106,7 @@ class MapRecorder(TorchFunctionMode):
         """Run one torch function and note what it does with a weight."""
         kwargs = kwargs or {}
         if func is F.batch_norm:
-            _refuse_batch_statistics(*args, **kwargs)
+            refuse_batch_statistics(*args, **kwargs)
         out = func(*args, **kwargs)
         if not _differentiable(out):
             if not torch.is_grad_enabled():
@@ -274,16 +276,7 @@ class MapRecorder(TorchFunctionMode):
         alias = self._aliases.get(id(weight))
         if alias is None or alias.transposed or id(input) in self._aliases:
             return None
-        kernel = tuple(weight.shape[2:])
-        steps = _each(dilation, len(kernel))
-        rows = ConvolutionRows(
-            shape=tuple(out.shape),
-            kernel=kernel,
-            stride=_each(stride, len(kernel)),
-            padding=_pads(padding, kernel, steps),
-            dilation=steps,
-            groups=groups,
-        )
+        rows = convolution_rows(out, weight, stride, padding, dilation, groups)
         return self._record(func, out, input, alias, bias, False, rows)
 
     def _transposed_convolution(
@@ -301,15 +294,10 @@ class MapRecorder(TorchFunctionMode):
     ) -> LinearUse | None:
         """A bias is added to the outputs, of which each has several rows: it has a use of its own."""
         alias = self._aliases.get(id(weight))
-        kernel = tuple(weight.shape[2:])
-        stride, padding, extra, dilation = (_each(s, len(kernel)) for s in (stride, padding, output_padding, dilation))
         if alias is None or alias.transposed or id(input) in self._aliases:
             return None
-        if any(more >= step for more, step in zip(extra, stride, strict=True)):
-            return None
-        patches = ConvolutionRows(tuple(input.shape), kernel, stride, tuple((p, p) for p in padding), dilation, groups)
-        rows = TransposedConvolutionRows(tuple(input.shape), patches)
-        return self._record(func, out, input, alias, None, True, rows)
+        rows = transposed_convolution_rows(input, weight, stride, padding, output_padding, groups, dilation)
+        return None if rows is None else self._record(func, out, input, alias, None, True, rows)
 
     def _einsum(self, func: Callable[..., Any], out: Tensor, equation: Any, *operands: Any) -> LinearUse | None:
         if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
@@ -343,24 +331,6 @@ class MapRecorder(TorchFunctionMode):
 
 
 _OPERANDS = ("input", "mat1", "batch1", "mat", "other", "mat2", "batch2", "vec")
-
-
-def _refuse_batch_statistics(
-    input: Tensor,
-    mean: Any,
-    variance: Any,
-    weight: Any = None,
-    bias: Any = None,
-    training: bool = False,
-    *_: Any,
-    **__: Any,
-) -> None:
-    if training:
-        raise UnsupportedUseError(
-            "A batch normalisation in training mode makes each example's output depend on the whole batch, so that the "
-            "likelihood of a task is no product over its examples. Call eval() on these layers (after training them, "
-            "if they are not yet), or use nn.GroupNorm or nn.LayerNorm."
-        )
 
 
 def _fits(weight: _Alias, x: Tensor, out: Tensor, left: bool) -> bool:
@@ -427,17 +397,3 @@ def _axes(tensor: Tensor) -> list[tuple[int, int]]:
 def _match(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> bool:
     """Whether axes are the same; the stride of an axis of length one means nothing."""
     return all(a == b or (a[0] == b[0] == 1) for a, b in zip(first, second, strict=True))
-
-
-def _each(setting: Any, count: int) -> tuple[int, ...]:
-    values = (setting,) if isinstance(setting, int) else tuple(setting)
-    return values * count if len(values) == 1 else values
-
-
-def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    if padding == "valid":
-        return ((0, 0),) * len(kernel)
-    if padding == "same":
-        totals = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
-        return tuple((total // 2, total - total // 2) for total in totals)
-    return tuple((pad, pad) for pad in _each(padding, len(kernel)))

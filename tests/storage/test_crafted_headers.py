@@ -106,7 +106,7 @@ HEADERS = {
             ("version", 0),
             ("version", 1),
             ("version", 10**30),
-            ("version", 3),
+            ("version", 4),
             ("settings", []),
             ("settings", None),
             ("settings", "x"),
