@@ -4,7 +4,7 @@
 Debian packages by their one-line descriptions, four sections a task, with each method, in each scenario, with all
 weights, the last layers or adapters free. Every run is a process of its own, and a line of ``results/runs.jsonl``; the
 same call goes on with those that the folder has no line of, and prints the table. ``--weights``, ``--scenarios``,
-``--methods`` and ``--seeds`` choose; ``--lr`` takes another learning rate than that of `RATES`, for seeds from `PILOT` on.
+``--methods`` and ``--seeds`` choose; ``--lr`` takes other learning rates than those of `RATES`, for pilot seeds.
 """
 
 from __future__ import annotations
@@ -161,9 +161,7 @@ class Classifier(nn.Module):
         self.encoder = encoder
         self.heads = nn.ModuleList(nn.Linear(width, n) for n in outputs)
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, head: int = 0, active: int | None = None
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, head: int = 0, active: int | None = None) -> Tensor:
         """Logits of one head, of the classes that compete."""
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         counts = attention_mask.unsqueeze(-1).to(states)
@@ -339,7 +337,9 @@ def rows(found: dict[Run, dict[str, Any]]) -> list[tuple[str, ...]]:
         if not done:
             lines.append((*key, "failed", "", "", "", "", str(len(groups[key]))))
             continue
-        plain = {run.seed: seconds[run] for run in found if (run.weights, run.scenario, run.method) == (*key[:2], "plain")}
+        plain = {
+            run.seed: seconds[run] for run in found if (run.weights, run.scenario, run.method) == (*key[:2], "plain")
+        }
         ratios = [seconds[run] / plain[run.seed] for run, _ in done if run.seed in plain]
         means = {name: statistics.fmean(result[name] for _, result in done) for name in ("accuracy", "lost", "memory")}
         lines.append(

@@ -2,7 +2,7 @@
 
 ``apt-cache dumpavail | python -m tests.data.debian_sections sections.csv.gz`` writes the one-line descriptions of
 packages with the section of each: of the sections below, and of each at most 500, drawn by a seed.
-``apt-cache dumpavail | python -m tests.data.debian_sections --check FILE`` says how many lines of a file are in an index.
+``apt-cache dumpavail | python -m tests.data.debian_sections --check FILE`` says how much of a file is in an index.
 """
 
 from __future__ import annotations
