@@ -33,17 +33,19 @@ def test_a_run_of_the_folder_is_not_learnt_again(tmp_path: Path) -> None:
 
 
 def test_the_table_has_means_ratios_and_failures() -> None:
+    plain, ewc, ours = (RATES[method]["all"] for method in ("plain", "ewc", "laplace-ncl"))
     found = {
-        Run("all", "task", "plain", 0, 0.1): _result(lost=0.3),
-        Run("all", "task", "plain", 1, 0.1): _result(lost=0.5),
-        Run("all", "task", "laplace-ncl", 0, 0.1): _result(seconds=60.0),
-        Run("all", "task", "ewc", 0, 0.1): {"failed": "NonFiniteError: it diverged"},
-        Run("all", "task", "plain", PILOT, 0.1): _result(lost=9.0),
+        Run("all", "task", "plain", 0, plain): _result(lost=0.3),
+        Run("all", "task", "plain", 1, plain): _result(lost=0.5),
+        Run("all", "task", "laplace-ncl", 0, ours): _result(seconds=60.0),
+        Run("all", "task", "ewc", 0, ewc): {"failed": "NonFiniteError: it diverged"},
+        Run("all", "task", "plain", PILOT, plain): _result(lost=9.0),
+        Run("all", "task", "plain", 2, 2 * plain): _result(lost=9.0),
     }
-    plain, ewc, ours = table(found).splitlines()[2:]
-    assert plain == "| all | task | plain | 75.0 | 40.0 | 30 | 1.00 | 100 | 2 |"
-    assert ewc == "| all | task | ewc | failed |  |  |  |  | 1 |"
-    assert ours == "| all | task | laplace-ncl | 75.0 | 10.0 | 60 | 2.00 | 100 | 1 |"
+    lines = table(found).splitlines()[2:]
+    assert lines[0] == "| all | task | plain | 75.0 | 40.0 | 30 | 1.00 | 100 | 2 |"
+    assert lines[1] == "| all | task | ewc | failed |  |  |  |  | 1 |"
+    assert lines[2] == "| all | task | laplace-ncl | 75.0 | 10.0 | 60 | 2.00 | 100 | 1 |"
 
 
 def test_every_method_has_a_rate_for_all_weights() -> None:
