@@ -40,7 +40,9 @@ PER_TASK, LENGTH = 4, 16
 WEIGHTS, SCENARIOS = ("all", "last", "lora"), ("task", "domain", "class")
 # Laplace-NCL with a Fisher of one drawn target for each example, and not 3,000 in all.
 QUICK = "laplace-ncl, one draw"
-METHODS = ("plain", "ewc", "joint", "laplace-ncl", QUICK)
+# That holds on with a fixed firmness.
+FIRM = "laplace-ncl, stiffness 20"
+METHODS = ("plain", "ewc", "joint", "laplace-ncl", QUICK, FIRM)
 # Seeds from here on chose the learning rates, and are not reported.
 PILOT = 100
 
@@ -68,7 +70,8 @@ def learner(name: str, size: Size, lr: float) -> Engine:
     """An engine that is told no more than how long to train, how many examples at a time, and a learning rate."""
     told = {"steps": size.steps, "batch_size": size.batch_size, "lr": lr}
     if name.startswith("laplace-ncl"):
-        return ncl.LaplaceNCL(**told, fisher_samples=1 if name == QUICK else "auto")
+        other = {QUICK: {"fisher_samples": 1}, FIRM: {"stiffness": 20.0}}
+        return ncl.LaplaceNCL(**told, **other.get(name, {}))
     if name == "ewc":
         return EWC(**told)
     return PlainTraining(**{**told, "steps": size.steps * size.tasks} if name == "joint" else told)
@@ -79,6 +82,7 @@ RATES: dict[str, dict[str, float]] = {
     "plain": {"all": 0.01, "last": 0.01, "lora": 0.01},
     "joint": {"all": 0.01, "last": 0.01, "lora": 0.01},
     "laplace-ncl": {"all": 0.01, "last": 0.01, "lora": 0.05},
+    FIRM: {"all": 0.01, "last": 0.01, "lora": 0.05},
     QUICK: {"all": 0.01, "last": 0.01, "lora": 0.05},
     "ewc": {"all": 1e-4, "last": 1e-4, "lora": 1e-3},
 }
