@@ -227,7 +227,9 @@ class Run:
         chosen: list[dict[str, Any]] = []
         start = _peak()
         try:
-            for k, task in enumerate([TaskMixture(tasks, name="all")] if self.method == "joint" else tasks):
+            # All at once, all classes compete, as they do in the test.
+            joint = TaskMixture([among_seen(task, tasks[-1]) for task in tasks], name="all")
+            for k, task in enumerate([joint] if self.method == "joint" else tasks):
                 clocks.append(clock := _Clock())
                 report = posterior.update(task, progress=False, callbacks=[clock.tick])
                 clock.stop()
