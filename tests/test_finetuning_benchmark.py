@@ -14,7 +14,7 @@ SHORT = Size(tasks=2, train=6, test=3, steps=2, batch_size=6)
 
 
 def _result(**other: Any) -> dict[str, Any]:
-    return {"accuracy": 0.75, "lost": 0.1, "seconds": 30.0, "memory": 100.0, **other}
+    return {"accuracy": 0.75, "lost": 0.1, "seconds": 30.0, "peak": 100.0, **other}
 
 
 def test_a_run_of_the_folder_is_not_learnt_again(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_tasks_have_sections_of_their_own_and_no_text_for_both(scenario: str) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_extra")
-# peft asks transformers for something by its old name; and EWC, which needs the gradient of each example by itself, meets
-# a network that looks into its masks.
+# peft asks transformers for something by its old name; and EWC, which needs gradients of single examples, meets a network
+# that looks into its masks.
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning", "ignore:Sites .* need:UserWarning")
 @pytest.mark.parametrize(
     ("scenario", "method"),

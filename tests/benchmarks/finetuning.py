@@ -225,7 +225,6 @@ class Run:
         record = ncl.Record([task.name for task in tasks])
         clocks: list[_Clock] = []
         chosen: list[dict[str, Any]] = []
-        start = _peak()
         try:
             # All at once, all classes compete, as they do in the test.
             joint = TaskMixture([among_seen(task, tasks[-1]) for task in tasks], name="all")
@@ -249,7 +248,6 @@ class Run:
             "training": [clock.training for clock in clocks],
             "after": [clock.after for clock in clocks],
             "seconds": sum(clock.total for clock in clocks),
-            "memory": _peak() - start,
             "peak": _peak(),
             "weights": sum(p.numel() for p in model.network.parameters() if p.requires_grad),
             "chosen": chosen,
@@ -350,7 +348,7 @@ def rows(found: dict[Run, dict[str, Any]]) -> list[tuple[str, ...]]:
             run.seed: seconds[run] for run in found if (run.weights, run.scenario, run.method) == (*key[:2], "plain")
         }
         ratios = [seconds[run] / plain[run.seed] for run, _ in done if run.seed in plain]
-        means = {name: statistics.fmean(result[name] for _, result in done) for name in ("accuracy", "lost", "memory")}
+        means = {name: statistics.fmean(result[name] for _, result in done) for name in ("accuracy", "lost", "peak")}
         lines.append(
             (
                 *key,
@@ -358,7 +356,7 @@ def rows(found: dict[Run, dict[str, Any]]) -> list[tuple[str, ...]]:
                 "" if key[2] == "joint" else f"{100 * means['lost']:.1f}",
                 f"{statistics.fmean(seconds[run] for run, _ in done):.0f}",
                 f"{statistics.fmean(ratios):.2f}" if ratios else "",
-                f"{means['memory']:.0f}",
+                f"{means['peak']:.0f}",
                 str(len(done)),
             )
         )
