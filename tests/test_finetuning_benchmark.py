@@ -80,8 +80,8 @@ def test_tasks_have_sections_of_their_own_and_no_text_for_both(scenario: str) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_extra")
-# peft asks transformers for something by its old name; and EWC, which needs gradients of single examples, meets a network
-# that looks into its masks.
+# peft asks transformers for something by its old name; and EWC, which needs gradients of single examples, meets a
+# network that looks into its masks.
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning", "ignore:Sites .* need:UserWarning")
 @pytest.mark.parametrize(
     ("scenario", "method"),
