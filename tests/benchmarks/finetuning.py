@@ -77,7 +77,8 @@ def learner(name: str, size: Size, lr: float) -> Engine:
     return PlainTraining(**{**told, "steps": size.steps * size.tasks} if name == "joint" else told)
 
 
-# By method and weights.
+# By method and weights: of plain training sought with a pilot seed (lora, last), or what its first steps bore (all); of
+# Laplace-NCL the default where that learns; of EWC, and of what shares a rate with another, not sought.
 RATES: dict[str, dict[str, float]] = {
     "plain": {"all": 0.01, "last": 0.01, "lora": 0.01},
     "joint": {"all": 0.01, "last": 0.01, "lora": 0.01},
