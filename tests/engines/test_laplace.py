@@ -308,8 +308,8 @@ def test_a_setting_may_be_none_however_its_type_says_so() -> None:
     for kind in kinds:
         del ENGINES[kind.__name__]
         assert kind().batch_size is None
-        with pytest.raises(SettingError, match="lr must be positive, not None"):
-            kind(lr=None)
+        with pytest.raises(SettingError, match="momentum must be"):
+            kind(momentum=None)
 
 
 @pytest.mark.parametrize("engine", [laplace, variational])
