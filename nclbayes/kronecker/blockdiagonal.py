@@ -57,22 +57,6 @@ class BlockDiagonal:
         grouped = groupby(blocks, key=lambda block: block.shape[-1])
         return cls(tuple(torch.stack(list(group), dim=-3) for _, group in grouped))
 
-    @classmethod
-    def identity(cls, size: int, most: int, stack: Iterable[int] = (), **kwargs: Any) -> BlockDiagonal:
-        """The identity in blocks.
-
-        Args:
-            size: k.
-            most: How wide a block may be.
-            stack: The leading dimensions.
-            **kwargs: The dtype and the device.
-
-        Returns:
-            [*stack, k, k].
-        """
-        grouped = [(width, len(list(group))) for width, group in groupby(widths_of(size, most))]
-        return cls(tuple(torch.eye(w, **kwargs).repeat(*stack, count, 1, 1) for w, count in grouped))
-
     def blocks(self) -> list[Tensor]:
         """The blocks in order, [..., width, width] each."""
         return [block for part in self.parts for block in part.unbind(-3)]
