@@ -117,8 +117,9 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
         engine = engine_from(settings.engine)
         likelihood_weight, structures = _first_weight(settings, engine), _structures(settings)
         tensors = file.read()
+        # What a block is made of is let go of with it: a file's triangles are half of its factors.
         states = {
-            name: block.state({part: tensors[f"{name}/{part}"] for part in block.tensors})
+            name: block.state({part: tensors.pop(f"{name}/{part}") for part in block.tensors})
             for name, block in settings.blocks.items()
         }
         initial = None
