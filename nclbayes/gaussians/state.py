@@ -200,5 +200,4 @@ class State(ABC):
             "kind": self.structure.value,
             "block": asdict(self.block),
             "log_scale": self.log_scale,
-            "tensors": sorted(self.saved()),
         }

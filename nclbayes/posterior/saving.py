@@ -77,8 +77,9 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
     tensors |= {f"/initial/{site}": value for site, value in (saved.initial or {}).items()}
     described = {}
     for name, state in belief.states.items():
-        tensors |= {f"{name}/{part}": tensor for part, tensor in state.saved().items()}
-        described[name] = state.settings()
+        parts = state.saved()
+        tensors |= {f"{name}/{part}": tensor for part, tensor in parts.items()}
+        described[name] = {**state.settings(), "tensors": sorted(parts)}
     settings = {
         "blocks": described,
         "memory": sorted(belief.memory),
