@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from nclbayes.blocks import Block, KroneckerBlock
 from nclbayes.errors import MatrixError
 from nclbayes.gaussians.kronecker import TRIANGLE
 from nclbayes.gaussians.state import Structure
-from nclbayes.kronecker.blockdiagonal import widths_of
+from nclbayes.kronecker.blockdiagonal import stacks_of
 from nclbayes.kronecker.precision import check_symmetric, kronecker_logdet
 from nclbayes.storage import Form, Misfit
 
@@ -173,10 +172,9 @@ def _shapes(structure: Structure, block: Block) -> dict[str, tuple[int, ...]]:
     *stack, m, n = block.shape
     found = {"loc": block.shape, "logdet": tuple(stack)}
     for side, size, most in (("input", n, block.widths[0]), ("output", m, block.widths[1])):
-        widths = widths_of(size, most)
         shapes = {"": (*stack, size, size)}
-        if len(widths) > 1:
-            counts = [(width, len(list(group))) for width, group in groupby(widths)]
-            shapes = {f".{i}": (*stack, count, width, width) for i, (width, count) in enumerate(counts)}
+        if most:
+            counts = stacks_of(size, most)
+            shapes = {f".{i}": (*stack, count, width, width) for i, (count, width) in enumerate(counts)}
         found |= {f"{side}{p}{i}": shape for p in ("", "_inverse", "_root") for i, shape in shapes.items()}
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from nclbayes.gaussians.diagonal import DiagonalState
 from nclbayes.gaussians.kronecker import KroneckerState
 from nclbayes.gaussians.state import State, Structure
 from nclbayes.kronecker import BlockDiagonal, KroneckerPrecision
-from nclbayes.kronecker.blockdiagonal import Matrix, widths_of
+from nclbayes.kronecker.blockdiagonal import Matrix, stacks_of
 from nclbayes.watch import Latent
 
 
@@ -38,13 +36,12 @@ def prior_state(block: Block, latents: dict[str, Latent], structure: Structure =
 
 def _diagonal(precisions: Tensor, most: int) -> Matrix:
     """The diagonal matrix of precisions [..., k], in blocks of a width."""
-    widths = widths_of(precisions.shape[-1], most)
-    if len(widths) == 1:
+    if most == 0:
         return torch.diag_embed(precisions)
-    counts = [(width, len(list(group))) for width, group in groupby(widths)]
-    stacks = precisions.split([width * count for width, count in counts], dim=-1)
-    parts = (s.unflatten(-1, (n, width)) for s, (width, n) in zip(stacks, counts, strict=True))
-    return BlockDiagonal(tuple(torch.diag_embed(part) for part in parts))
+    stacks = stacks_of(precisions.shape[-1], most)
+    parts = precisions.split([count * width for count, width in stacks], dim=-1)
+    blocks = (part.unflatten(-1, stack) for part, stack in zip(parts, stacks, strict=True))
+    return BlockDiagonal(tuple(torch.diag_embed(block) for block in blocks))
 
 
 def _copied(loc: Tensor) -> Tensor:

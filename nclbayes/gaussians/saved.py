@@ -20,7 +20,7 @@ from nclbayes.watch.rows import single
 
 @dataclass(frozen=True)
 class SavedState:
-    """What :meth:`State.settings` says of a Gaussian, read back.
+    """What a file says of a Gaussian: :meth:`State.settings`, and the names of its parts.
 
     Attributes:
         kind: Its form.
@@ -91,8 +91,6 @@ def check_layout(name: str, block: Block) -> None:
         if any(size < 1 for size in block.shape):
             raise Misfit(f"the block '{block.name}' has the shape {block.shape}")
         return
-    if any(width < 0 for width in block.widths):
-        raise Misfit(f"the block '{block.name}' has factors in blocks of {block.widths}")
     if len(block.view) not in (2, 3) or any(size < 1 for size in block.view + block.weight_shape + block.bias_shape):
         raise Misfit(f"the block '{block.name}' has a site of {block.weight_shape} as a matrix of {block.view}")
     if math.prod(block.view) != math.prod(block.weight_shape):
@@ -103,3 +101,5 @@ def check_layout(name: str, block: Block) -> None:
         raise Misfit(f"the block '{block.name}' has a bias of {block.bias_shape} for a matrix of {block.shape}")
     if block.bias == block.weight:
         raise Misfit(f"the block '{block.name}' has one site as weight and as bias")
+    if any(not 0 <= width < size for width, size in zip(block.widths, reversed(block.shape), strict=False)):
+        raise Misfit(f"the block '{block.name}' has factors in blocks of {block.widths}")

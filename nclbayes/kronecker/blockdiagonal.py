@@ -31,6 +31,19 @@ def widths_of(size: int, most: int) -> list[int]:
     return [width + 1] * longer + [width] * (count - longer)
 
 
+def stacks_of(size: int, most: int) -> list[tuple[int, int]]:
+    """The same blocks by width: how many of one width follow each other.
+
+    Args:
+        size: The size of the matrix.
+        most: How wide a block may be; 0: as wide as the matrix.
+
+    Returns:
+        (count, width) of each stack.
+    """
+    return [(len(list(group)), width) for width, group in groupby(widths_of(size, most))]
+
+
 @dataclass(frozen=True)
 class BlockDiagonal:
     """A square matrix of blocks along its diagonal, held without the zeros beside them.

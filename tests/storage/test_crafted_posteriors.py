@@ -79,6 +79,7 @@ def of_values(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[
         (("blocks", "linear", "block", "weight"), "gain"),
         (("blocks", "linear", "block", "widths"), [-1, 0]),
         (("blocks", "linear", "block", "widths"), [1, 0]),
+        (("blocks", "linear", "block", "widths"), [3, 0]),
         (("blocks", "linear", "block", "widths"), [0, 1]),
         (("structure",), [["*"]]),
         (("structure",), [["*", "half", "dense"]]),
