@@ -63,8 +63,9 @@ def test_while_it_imports(module: str) -> None:
     assert while_importing(module) == (130, [STOPPED])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tenth", range(40))
+@pytest.mark.parametrize(
+    "tenth", [pytest.param(k, marks=pytest.mark.exhaustive if k % 4 else pytest.mark.slow) for k in range(40)]
+)
 def test_at_any_time_of_its_start(tenth: int) -> None:
     code, said = while_importing("nclbayes.interrupts", tenth / 10)
     assert (code, said) in [(130, [STOPPED]), (0, [])]  # with nothing to say if it was done before

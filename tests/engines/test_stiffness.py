@@ -63,10 +63,10 @@ def test_the_fixed_point_is_that_of_bayes_rule_however_firm_the_hold(stiffness: 
     tasks = [regression_task(seed) for seed in range(3)]
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
     posterior = ncl.OnlinePosterior(
-        model, ncl.LaplaceNCL(steps=3000, batch_size=40, fisher="exact", stiffness=stiffness)
+        model, ncl.LaplaceNCL(steps=500, lr=0.4, batch_size=40, fisher="exact", stiffness=stiffness)
     )
     for k, task in enumerate(tasks):
-        posterior.update(task, engine=None if k else ncl.LaplaceNCL(steps=1000, batch_size=40, fisher="exact"))
+        posterior.update(task, engine=None if k else ncl.LaplaceNCL(steps=400, batch_size=40, fisher="exact"))
     mean, precision = conjugate(tasks, 0.5, 2.0)
     (state,) = posterior.blocks.values()
     torch.testing.assert_close(state.loc.double(), mean.T, rtol=1e-3, atol=1e-3)

@@ -89,7 +89,7 @@ def test_the_precision_ends_at_the_old_one_plus_the_averaged_fisher() -> None:
     posterior.update(classification_task(1))
     before = dict(posterior.blocks)
     engine = variational(
-        steps=1500, batch_size=60, beta=0.005, lr=1e-6, fisher="exact", refresh_every=10, kronecker_sum="kl"
+        steps=1000, batch_size=60, beta=0.005, lr=1e-6, fisher="exact", refresh_every=10, kronecker_sum="kl"
     )
     posterior.update(task, engine=engine)
     # the mean hardly moves: average the Fisher over samples of the final posterior, whose factors average side by side

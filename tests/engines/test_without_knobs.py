@@ -15,9 +15,15 @@ import nclbayes as ncl
 ENGINES = [ncl.LaplaceNCL, ncl.VariationalNCL]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "within"), [(ncl.LaplaceNCL, 0.1), (ncl.VariationalNCL, 0.3)])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.exhaustive),
+        pytest.param(2, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_mean_of_a_conjugate_problem_is_found(engine: Any, within: float, seed: int) -> None:
     """Three tasks of 200 examples; within so many posterior standard deviations of each of ten weights."""
     generator, size, noise, scale = torch.Generator().manual_seed(seed), 10, 0.3, 0.7

@@ -132,7 +132,7 @@ def test_two_sequence_tasks_are_learnt_without_forgetting(engine: type[ncl.Lapla
 
     torch.manual_seed(0)
     model = ncl.BayesianNetwork(Net(), ncl.Normal(0.3), prior=dist.Normal(0.0, 0.3))
-    settings = engine(steps=1500, batch_size=32, lr=0.001, fisher_size=2048)
+    settings = engine(steps=800, batch_size=32, lr=0.002, fisher_size=1024)
     posterior = ncl.OnlinePosterior(model, settings)
     go, anti = direction_task(anti=False), direction_task(anti=True)
     posterior.update(go)

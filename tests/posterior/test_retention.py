@@ -97,7 +97,7 @@ def test_a_linear_gaussian_posterior_is_that_of_the_faded_precision() -> None:
     """With one output Kronecker products add exactly: mean and precision are those of the normal equations."""
     tasks, r = [regression_task(seed) for seed in range(3)], 0.6
     model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
-    settings: dict[str, Any] = {"steps": 1500, "batch_size": 40, "fisher": "exact", "retention": r}
+    settings: dict[str, Any] = {"steps": 400, "batch_size": 40, "fisher": "exact", "retention": r}
     posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(lr=0.1, **settings))
     prior = torch.eye(4, dtype=torch.float64) / 4
     precision, mean = prior, torch.zeros(4, 1, dtype=torch.float64)

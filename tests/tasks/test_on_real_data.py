@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
-        ["split-mnist", "--scenario", "domain"],
+        ["split-mnist", "--scenario", "domain", "--tasks", "2"],
         ["split-mnist", "--scenario", "task", "--method", "variational-ncl", "--tasks", "2"],
         ["split-mnist", "--scenario", "class", "--method", "joint", "--tasks", "2"],
         ["permuted-mnist", "--tasks", "2"],
