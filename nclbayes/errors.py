@@ -55,3 +55,7 @@ class NonFiniteError(NCLError, ArithmeticError):
 
 class FileError(NCLError, OSError):
     """A saved file is truncated, damaged, foreign, of a newer format, or of another model."""
+
+
+class RankError(NCLError):
+    """Processes that learn together are out of step, or one of them failed; the message names its rank and cause."""

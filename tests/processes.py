@@ -6,13 +6,13 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["nclbayes"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["nclbayes"])
 
 
 def run_apart(function: Callable[..., object], *arguments: Any) -> int:
     """The exit code of a process that calls a function of a module; minus the signal's number if it was killed."""
-    process = _CONTEXT.Process(target=function, args=arguments)
+    process = CONTEXT.Process(target=function, args=arguments)
     process.start()
     process.join()
     assert process.exitcode is not None

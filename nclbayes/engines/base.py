@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,24 @@ from nclbayes.engines.latecomers import meet
 from nclbayes.engines.loop import Callback, History
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.gaussians import State, Structure
+from nclbayes.ranks import ALONE, Ranks
+from nclbayes.storage import memory_of
 from nclbayes.watch import ModelRun
-from nclbayes.watch.run import Model
+from nclbayes.watch.run import Model, batch_size
+
+
+class Part(NamedTuple):
+    """Some examples of a batch, which are run at once.
+
+    Attributes:
+        batch: They.
+        weight: What each of them counts.
+        among: The ranks that each run such a part of the same examples; this one alone, if it runs them all.
+    """
+
+    batch: tuple[Any, ...]
+    weight: float = 1.0
+    among: Ranks = ALONE
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,7 @@ class Problem:
         memory: What earlier updates kept besides the Gaussians.
         allowed: The values that targets of each part of the task may have, where the model knows them.
         accumulate: Into how many parts a batch is split.
+        ranks: The processes that learn it together.
     """
 
     model: Model
@@ -75,6 +93,7 @@ class Problem:
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     allowed: tuple[AllowedTargets | None, ...] = ()
     accumulate: int = 1
+    ranks: Ranks = ALONE
 
     @cached_property
     def blocks(self) -> dict[str, Block]:
@@ -89,18 +108,27 @@ class Problem:
         """
         meet(run, self.blocks, self.fixed)
 
-    def parts(self, batch: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """The parts of a batch that are run one after the other; what they give is added up.
+    def parts(self, batch: tuple[Any, ...]) -> list[Part]:
+        """The parts of a batch that this process runs one after the other; what they give is added up, over all ranks.
+
+        A batch of fewer examples than there are ranks is run by each of them, and counts a fraction.
 
         Args:
             batch: The batch.
 
         Returns:
-            Its parts, at least one.
+            Its parts, at least one, as many on every rank.
         """
-        return split(batch, self.accumulate)
+        ranks, examples = self.ranks, batch_size(batch)
+        if not ranks.are_many:
+            return [Part(part) for part in split(batch, self.accumulate)]
+        ranks.meet(f"a batch of {examples} examples with the checksum {_checksum(batch):08x}")
+        if examples < ranks.count:
+            return [Part(part, 1 / ranks.count) for part in split(batch, self.accumulate)]
+        own = split(batch, ranks.count)[ranks.rank]
+        return [Part(part, 1.0, ranks) for part in split(own, min(self.accumulate, examples // ranks.count))]
 
-    def drawn_parts(self, batch: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], torch.Generator]]:
+    def drawn_parts(self, batch: tuple[Any, ...]) -> Iterator[tuple[Part, torch.Generator]]:
         """The same, each with what decides its draws.
 
         Those after the first have a stream of their own: into however many parts a batch is split, the generator goes
@@ -130,6 +158,11 @@ class Problem:
         allowed = self.allowed[self.task.part_of(batch)] if self.allowed else None
         if allowed is not None and isinstance(batch[-1], Tensor):
             allowed.check(batch[-1])
+
+
+def _checksum(batch: tuple[Any, ...]) -> int:
+    """Of the targets, which tell whether two ranks have drawn the same examples."""
+    return zlib.crc32(memory_of(batch[-1])) if isinstance(batch[-1], Tensor) else 0
 
 
 @dataclass(frozen=True)

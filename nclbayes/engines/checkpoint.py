@@ -109,8 +109,20 @@ def identity(settings: object, tensors: Mapping[str, Tensor]) -> str:
     Returns:
         A string that is equal for equal updates.
     """
-    checksum = 0
+    return json.dumps([_LAYOUT, settings, checksum(tensors)], sort_keys=True)
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """A number that is equal for equal tensors.
+
+    Args:
+        tensors: By name.
+
+    Returns:
+        A number of 32 bits.
+    """
+    found = 0
     for name in sorted(tensors):
-        checksum = zlib.crc32(name.encode(), checksum)
-        checksum = zlib.crc32(memory_of(tensors[name]), checksum)
-    return json.dumps([_LAYOUT, settings, checksum], sort_keys=True)
+        found = zlib.crc32(name.encode(), found)
+        found = zlib.crc32(memory_of(tensors[name]), found)
+    return found

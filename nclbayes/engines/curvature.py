@@ -10,12 +10,13 @@ from torch import Tensor
 
 from nclbayes.data.task import to_device
 from nclbayes.engines.base import Engine, Problem
-from nclbayes.engines.likelihood import log_likelihood
+from nclbayes.engines.likelihood import fit_of_all, log_likelihood
 from nclbayes.errors import ModelError, NonFiniteError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure
 from nclbayes.isolation.failures import of_task
 from nclbayes.kronecker import SumRule
+from nclbayes.ranks import Ranks
 
 Fisher = KroneckerFisher | DiagonalFisher
 
@@ -58,9 +59,10 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
             try:
                 for part, stream in problem.drawn_parts(to_device(batch, problem.device)):
                     accumulator.generator = stream
-                    run = accumulator.update(part, weight)
+                    own = weight * part.weight
+                    run = accumulator.update(part.batch, own, part.among)
                     problem.meet(run)
-                    fit += weight * float(log_likelihood(run.observed).detach())
+                    fit += own * float(log_likelihood(run.observed).detach())
             except ValueError as error:
                 if "to satisfy the constraint" not in str(error):
                     raise
@@ -68,10 +70,11 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
                 raise diverged("The parameters of the likelihood became NaN or infinite", task.name, engine) from error
         if not math.isfinite(fit):
             raise diverged(f"The log likelihood became {fit}", task.name, engine)
-        found = accumulator.factors(problem.size)
+        fit, whole = fit_of_all(problem, fit), accumulator.of_all(problem.ranks)
+        found = whole.factors(problem.size)
         if not found:
             raise ModelError("The likelihood depends on none of the model's weights, so that they have no Fisher.")
-        return found, fit * problem.size / accumulator.examples
+        return found, fit * problem.size / whole.examples
 
 
 def diverged(what: str, task: str, engine: Engine) -> NonFiniteError:
@@ -106,10 +109,27 @@ def add_fishers(
     Returns:
         By block. One that an earlier task has trained, and this one's Fisher does not see, is moved only.
     """
-    after: dict[str, State] = {}
+    ranks, after = problem.ranks, dict[str, State]()
+    owners = ranks.owners({name: problem.states[name].cost for name in fishers})
+    own = {
+        name: problem.states[name].add(theta[name], fishers[name], SumRule(rule))
+        for name, owner in owners.items()
+        if owner == ranks.rank
+    }
     for name, state in problem.states.items():
         if name in fishers:
-            after[name] = state.add(theta[name], fishers[name], SumRule(rule))
+            after[name] = _handed_round(ranks, state, own.get(name), owners[name])
         elif name in problem.trained:
             after[name] = state.moved(theta[name])
     return after
+
+
+def _handed_round(ranks: Ranks, before: State, found: State | None, owner: int) -> State:
+    """A block's new Gaussian, which one rank has made, on every rank."""
+    if not ranks.are_many:
+        assert found is not None
+        return found
+    tensors, said = (None, None) if found is None else found.handed()
+    where = f"the sum of block '{before.block.name}'"
+    tensors, said = ranks.broadcast(where, tensors, said, owner, before.loc.device)
+    return before.received(tensors, said) if found is None else found

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 
-from nclbayes.blocks import Block, find_blocks
+from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.blocks.layout import quoted
 from nclbayes.errors import ModelError
+from nclbayes.ranks import Ranks, Stopped
+from nclbayes.storage import fitted
 from nclbayes.watch import ModelRun
 
 
@@ -22,6 +26,40 @@ class LatecomersError(Exception):
         super().__init__(f"Blocks {quoted(blocks)} take part only now.")
         self.blocks = dict(blocks)
         self.kept = kept
+
+
+@contextmanager
+def begun_anew(ranks: Ranks) -> Iterator[None]:
+    """What one rank meets late, all of them begin anew with.
+
+    Args:
+        ranks: The ranks.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        LatecomersError: On every rank, with the blocks that any of them has met.
+        Stopped: If a rank has failed meanwhile.
+    """
+    try:
+        yield
+    except LatecomersError as error:
+        if not ranks.are_many:
+            raise
+        late = {name: asdict(block) for name, block in error.blocks.items()}
+        said = ranks.stop({"late": late, "kept": error.kept})
+    except Stopped as stopped:
+        said = stopped.said
+    else:
+        return
+    if any(one and "late" not in one for one in said):
+        raise Stopped(said)
+    found, kept = dict[str, Block](), True
+    for one in filter(None, said):
+        found |= {name: fitted(KroneckerBlock | DiagonalBlock, block) for name, block in one["late"].items()}
+        kept = kept and one["kept"]
+    raise LatecomersError(found, kept=kept)
 
 
 def meet(run: ModelRun, blocks: Mapping[str, Block], fixed: Mapping[str, object]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -14,9 +14,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from nclbayes.blocks import Block
 from nclbayes.engines.base import Problem
 from nclbayes.engines.steps import BlockSteps
-from nclbayes.errors import DataError, ModelError
+from nclbayes.errors import DataError, ModelError, NonFiniteError
 from nclbayes.fisher.verify import unseen_use
-from nclbayes.gaussians.gradients import Gradient, RowGradient, rows_of_blocks, summed, uses_by_weight
+from nclbayes.gaussians.gradients import (
+    Gradient,
+    RowGradient,
+    rows_of_blocks,
+    summed,
+    uses_by_weight,
+)
 from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import first_line, is_plain, running
 from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
@@ -162,11 +168,16 @@ class LogLikelihood:
             examples.
         """
         first, *others = self._problem.parts(batch)
-        fit, gradient = self._of_part(first, leaves)
+        fit, gradient = self._of_part(first.batch, leaves)
         for part in others:
-            value, further = self._of_part(part, leaves)
+            value, further = self._of_part(part.batch, leaves)
             fit += value
             gradient = {site: g + further[site] for site, g in gradient.items()}
+        if self._problem.ranks.are_many:
+            fit = fit_of_all(self._problem, first.weight * fit)
+            if first.weight != 1:
+                gradient = {site: first.weight * g for site, g in gradient.items()}
+            self._problem.ranks.sum("a gradient", list(gradient.values()))
         return fit, gradient, batch_size(batch)
 
     def _of_part(self, batch: tuple[Any, ...], leaves: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
@@ -200,8 +211,7 @@ class BlockLikelihood:
         self._problem = problem
         self._blocks = blocks
         self._plain = LogLikelihood(problem)
-        batch, rows = problem.task.batch_size(batch_size), problem.rows
-        self._watched = any(s.name in rows and s.prefers_rows(batch * rows[s.name]) for s in blocks)
+        self._by_rows = blocks_by_rows(problem, blocks, batch_size)
 
     def __call__(self, batch: tuple[Any, ...], leaves: Mapping[str, Tensor]) -> tuple[float, dict[str, Gradient], int]:
         """Value and gradient on a batch.
@@ -213,37 +223,114 @@ class BlockLikelihood:
         Returns:
             The summed log likelihood, its gradient by block, and the number of examples.
         """
-        if not self._watched:
+        if not self._by_rows:
             fit, by_site, examples = self._plain(batch, leaves)
             return fit, {steps.name: steps.state.block.pack(by_site) for steps in self._blocks}, examples
         problem = self._problem
         fit, gradient = 0.0, dict[str, Gradient]()
         for part in problem.parts(batch):
-            run = watch(problem.model, part, {**problem.fixed, **leaves}, problem.task.context)
+            run = watch(problem.model, part.batch, {**problem.fixed, **leaves}, problem.task.context)
             problem.meet(run)
-            value = objective(run.observed)
+            value = part.weight * objective(run.observed)
             fit += float(value.detach())
-            gradient = summed(gradient, block_gradients(value, run, self._blocks, parts=problem.accumulate))
+            gradient = summed(gradient, block_gradients(problem, value, run, self._blocks, self._by_rows))
+        fit, gradient = gradient_of_all(problem, self._blocks, fit, gradient, self._by_rows)
         return fit, gradient, batch_size(batch)
 
 
+def fit_of_all(problem: Problem, fit: float) -> float:
+    """The log likelihood of a batch of which each rank has run its share.
+
+    Args:
+        problem: The task.
+        fit: That of this rank's.
+
+    Returns:
+        The sum over ranks.
+
+    Raises:
+        NonFiniteError: If this rank's is not finite: then the others hear which rank it was.
+    """
+    ranks = problem.ranks
+    if ranks.are_many and not math.isfinite(fit):
+        raise NonFiniteError(f"The log likelihood of rank {ranks.rank}'s share of a batch became {fit}.")
+    return sum(row[0] for row in ranks.meet("a log likelihood", fit))
+
+
+def blocks_by_rows(problem: Problem, blocks: list[BlockSteps], batch_size: int) -> frozenset[str]:
+    """The blocks whose gradient each rank leaves as rows: those that it prefers for its share of a batch.
+
+    Args:
+        problem: The task.
+        blocks: The steps of its blocks.
+        batch_size: How many examples a batch will have.
+
+    Returns:
+        Their names, the same on every rank.
+    """
+    share = math.ceil(problem.task.batch_size(batch_size) / problem.ranks.count)
+    return frozenset(s.name for s in blocks if s.name in problem.rows and s.prefers_rows(share * problem.rows[s.name]))
+
+
+def gradient_of_all(
+    problem: Problem, blocks: list[BlockSteps], fit: float, gradient: Mapping[str, Gradient], by_rows: Set[str]
+) -> tuple[float, dict[str, Gradient]]:
+    """The log likelihood of a batch, and its gradient, of which each rank has its share.
+
+    Rows are preconditioned by the rank that has them, and only what they add up to is exchanged.
+
+    Args:
+        problem: The task.
+        blocks: The steps of its blocks.
+        fit: This rank's share of the log likelihood.
+        gradient: Its share of the gradient, by block.
+        by_rows: The blocks whose gradient is left as rows.
+
+    Returns:
+        Their sums over ranks.
+    """
+    if not problem.ranks.are_many:
+        return fit, dict(gradient)
+    total, found, tensors = fit_of_all(problem, fit), dict[str, Gradient](), list[Tensor]()
+    for steps in blocks:
+        own = gradient[steps.name]
+        if steps.name in by_rows:
+            found[steps.name] = own = steps.preconditioned(own)
+            tensors.append(own.value)
+        else:
+            assert isinstance(own, Tensor)
+            found[steps.name] = own
+            tensors.append(own)
+    problem.ranks.sum("a gradient", tensors)
+    return total, found
+
+
 def block_gradients(
-    value: Tensor, run: ModelRun, blocks: list[BlockSteps], retain_graph: bool = False, parts: int = 1
+    problem: Problem,
+    value: Tensor,
+    run: ModelRun,
+    blocks: list[BlockSteps],
+    planned: Set[str],
+    retain_graph: bool = False,
 ) -> dict[str, Gradient]:
     """The gradient of a watched run's log likelihood, in the form that is cheaper to precondition.
 
     Args:
+        problem: The task.
         value: The log likelihood.
         run: The run.
         blocks: Whose steps the gradient is for.
+        planned: Where there are several ranks, the blocks whose gradient is left as rows.
         retain_graph: Whether the run will be differentiated again.
-        parts: How many such runs will be added up.
 
     Returns:
         For each block its rows where it prefers them, else a matrix.
     """
     uses, counts = uses_by_weight(run), rows_of_blocks(run, (steps.state.block for steps in blocks))
-    preferring = (s for s in blocks if s.prefers_rows(parts * counts.get(s.name, math.inf)))
+    if problem.ranks.are_many:
+        preferring = [s for s in blocks if s.name in planned and s.name in counts]
+    else:
+        preferring = [s for s in blocks if s.prefers_rows(problem.accumulate * counts.get(s.name, math.inf))]
     by_rows = {steps.name: uses[steps.state.block.sites[0]] for steps in preferring}
     edges: dict[str | tuple[str, int], GradientEdge] = {}
     for steps in blocks:

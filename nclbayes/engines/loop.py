@@ -24,6 +24,7 @@ from nclbayes.errors import MatrixError, NonFiniteError, SettingError
 from nclbayes.gaussians.saved import check_layout
 from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from
+from nclbayes.ranks import in_step
 from nclbayes.storage import Misfit, fitted, under
 from nclbayes.storage.generators import set_state
 
@@ -86,6 +87,17 @@ class Holding(Stepper, Protocol):
         """Hold earlier tasks so firmly from now on."""
 
 
+@runtime_checkable
+class Sharing(Stepper, Protocol):
+    """What an engine gives to the loop of whose tensors each rank holds a share."""
+
+    def gathered(self) -> dict[str, torch.Tensor]:
+        """Everything that changes with the steps, of all ranks together."""
+
+    def let_go(self) -> None:
+        """Have no share in what was taken up: the first rank has it."""
+
+
 @dataclass
 class History:
     """What the loop records.
@@ -140,9 +152,10 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
     noise = torch.Generator().manual_seed(seed ^ _NOISE)
     if checkpoint is not None:
         place = _resume(checkpoint, stepper, problem, batches, noise, total)
+        in_step(problem.ranks, f"the checkpoint '{checkpoint.path}'", {"number of steps in it": place.step})
         if place.halvings:
             _hold(stepper, place.firmness(settings))
-    show = sys.stderr.isatty() if problem.progress is None else problem.progress
+    show = problem.ranks.is_first and (sys.stderr.isatty() if problem.progress is None else problem.progress)
     earlier, started = place.seconds, time.perf_counter()
     # On a CPU, let numbers below 1e-38 be zero: dead units breed them, and each costs a hundred ordinary products. The
     # update puts the switch back.
@@ -159,7 +172,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
                 drawn = next(batches)
                 problem.check(drawn)
                 batch = to_device(drawn, problem.device)
-                with drawing_from(noise, problem.device):
+                with drawing_from(noise, problem.device, problem.ranks.rank):
                     loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
             place.advance(step, loss)
             if settings.enough is not None:
@@ -229,14 +242,18 @@ def _snapshot(
     batches: Batches,
     noise: torch.Generator,
 ) -> None:
-    held = stepper.tensors()
+    if problem.ranks.are_many and isinstance(stepper, Sharing):
+        held = stepper.gathered()
+    else:
+        held = stepper.tensors()
     if not all(bool(torch.isfinite(tensor).all()) for tensor in held.values()):
         return  # The next step will say what went wrong; a snapshot of it would help nobody.
     tensors = {f"stepper.{name}": tensor for name, tensor in held.items()}
     tensors |= {f"batches.{name}": tensor for name, tensor in batches.place().items()}
     states = {"generator": problem.generator.get_state(), "noise": noise.get_state()}
     late = {name: asdict(problem.blocks[name]) for name in sorted(problem.late)}
-    checkpoint.save(tensors | states, {"place": asdict(place), "late": late})
+    if problem.ranks.is_first:
+        checkpoint.save(tensors | states, {"place": asdict(place), "late": late})
 
 
 def _resume(
@@ -269,6 +286,8 @@ def _resume(
         if len(tensors) != len(held) + len(at) + 2:
             raise Misfit("it has tensors that belong to nothing in it")
         take_up(stepper, held)
+        if isinstance(stepper, Sharing) and not problem.ranks.is_first:
+            stepper.let_go()
         seek(batches, at, problem.generator, place.step)
         set_state(problem.generator, tensors["generator"], "generator")
         set_state(noise, tensors["noise"], "noise")

@@ -96,8 +96,8 @@ class StableRate:
             context=self._problem.task.context,
         )
         for part in self._problem.parts(batch):
-            self._problem.meet(accumulator.update(part))
-        fishers = accumulator.factors(1.0)
+            self._problem.meet(accumulator.update(*part))
+        fishers = accumulator.of_all(self._problem.ranks).factors(1.0)
         curvature = sum(steps.curvature(fishers[steps.name]) for steps in self._blocks if steps.name in fishers)
         curvature += self._pulls() * self._pull()
         self._limit = 1 / curvature if curvature > 0 else math.inf

@@ -13,7 +13,7 @@ from nclbayes.engines.base import Problem
 from nclbayes.engines.settings import EngineSettings, StepRule
 from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.gaussians import State
-from nclbayes.gaussians.gradients import Gradient
+from nclbayes.gaussians.gradients import Gradient, Preconditioned
 from nclbayes.gaussians.preconditioners import Elementwise
 
 
@@ -111,6 +111,19 @@ class BlockSteps:
         # Of its off-diagonal nothing is known: the trace is a bound.
         assert isinstance(self._preconditioner, Elementwise)
         return float((self._preconditioner.weights * fisher.diagonal).sum())
+
+    def preconditioned(self, gradient: Gradient) -> Preconditioned:
+        """A gradient, or a share of one, times tau P.
+
+        Args:
+            gradient: The gradient.
+
+        Returns:
+            What a step may be taken with in its place.
+        """
+        value = torch.zeros_like(self.theta)
+        self._preconditioner.add(value, gradient, 0.0, 1.0)
+        return Preconditioned(value)
 
     def direction(self, gradient: Gradient, examples: int, pulls: int = 1) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
-from nclbayes.engines.likelihood import block_gradients, objective
+from nclbayes.engines.likelihood import block_gradients, blocks_by_rows, gradient_of_all, objective
 from nclbayes.engines.loop import run_loop
 from nclbayes.engines.stability import StableRate
 from nclbayes.engines.steps import hold, steps_of, take_step
@@ -115,6 +115,7 @@ class VariationalStepper:
             generator=problem.generator,
         )
         self._batch_size = problem.task.batch_size(settings.batch_size)
+        self._by_rows = blocks_by_rows(problem, self._blocks, settings.batch_size)
         self._weight, self._taken = 1.0, 0
         self._sampler: dict[str, State] = {}
         self._colouring: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -135,6 +136,7 @@ class VariationalStepper:
         for _ in range(particles):
             gradient, value = self._particle(batch)
             total, fit = summed(total, gradient), fit + value
+        fit, total = gradient_of_all(self._problem, self._blocks, fit, total, self._by_rows)
         take_step(self._blocks, total, examples * particles, rate, self._settings)
         self._weight /= 1 - self._settings.beta
         if self._weight > _LARGEST_WEIGHT:
@@ -155,6 +157,15 @@ class VariationalStepper:
             found |= {f"block.{name}.{part}": tensor for part, tensor in parts.items()}
         found |= {f"fisher.{name}": tensor for name, tensor in self._fisher.tensors().items()}
         return found | self._rate.tensors()
+
+    def gathered(self) -> dict[str, Tensor]:
+        """The same, with the Fishers that all ranks have summed."""
+        own = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("fisher.")}
+        return own | {f"fisher.{name}": tensor for name, tensor in self._of_all().tensors().items()}
+
+    def let_go(self) -> None:
+        """Have no share in the Fishers that were taken up."""
+        self._fisher.scale(0.0)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -188,7 +199,7 @@ class VariationalStepper:
         Where training ends as soon as enough is learnt, w_i is 1: what the recursion would have come to.
         """
         rule, is_early = SumRule(self._settings.kronecker_sum), self._settings.enough is not None
-        fishers = self._fisher.factors(self._problem.size) if is_early else self._average()
+        fishers = self._of_all().factors(self._problem.size) if is_early else self._average()
         return {
             steps.name: steps.state.add(steps.theta.clone(), fishers[steps.name], rule)
             for steps in self._blocks
@@ -224,23 +235,27 @@ class VariationalStepper:
             values |= steps.state.block.unpack(steps.theta + self._noise(name, steps.theta))
         self._fisher.values = values
         # Each batch counts once in the gradient, however many examples it has: so it does here.
-        weight = self._weight * self._batch_size / batch_size(batch)
+        counted = self._weight * self._batch_size / batch_size(batch)
         gradient, total = dict[str, Gradient](), 0.0
         for part, stream in problem.drawn_parts(batch):
             self._fisher.generator = stream
             with drawing_from(stream, problem.device):
-                run = watch(problem.model, part, values, problem.task.context)
+                run = watch(problem.model, part.batch, values, problem.task.context)
             problem.meet(run)
-            fit = objective(run.observed)
-            own = block_gradients(fit, run, self._blocks, retain_graph=True, parts=problem.accumulate)
+            fit = part.weight * objective(run.observed)
+            own = block_gradients(problem, fit, run, self._blocks, self._by_rows, retain_graph=True)
             gradient, total = summed(gradient, own), total + float(fit.detach())
-            self._fisher.add(run, part, weight)
+            self._fisher.add(run, part.batch, counted * part.weight, part.among)
         return gradient, total
 
     def _average(self) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The moving average of Fishers with its weight, w_i Fbar, w_i = 1 - (1 - beta)^i."""
         warmth = 1 - (1 - self._settings.beta) ** self._taken
-        return self._fisher.factors(self._problem.size * warmth)
+        return self._of_all().factors(self._problem.size * warmth)
+
+    def _of_all(self) -> FisherAccumulator:
+        """The sums of all ranks, each of which adds its share of every batch."""
+        return self._fisher.of_all(self._problem.ranks)
 
     def _refresh(self) -> None:
         """Form and factorise the Gaussian that samples are drawn from."""

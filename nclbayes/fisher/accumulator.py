@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,11 @@ from torch import Tensor
 from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
 from nclbayes.blocks.structures import as_known
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
+from nclbayes.fisher.backward import KroneckerUses, backpropagated
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
 from nclbayes.fisher.per_example import ExampleGradients
 from nclbayes.fisher.separate import Told, gradients_of, pieces_of, summed
+from nclbayes.fisher.sharing import summed_over
 from nclbayes.fisher.sums import BlockSums, KroneckerFisher
 from nclbayes.fisher.targets import (
     FisherKind,
@@ -28,7 +29,9 @@ from nclbayes.fisher.targets import (
     temper,
 )
 from nclbayes.fisher.verify import agree, verify_uses
+from nclbayes.fisher.whole import WholeBatch
 from nclbayes.isolation import as_found, drawing_from
+from nclbayes.ranks import ALONE, Ranks
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, Separable, watch
 from nclbayes.watch.nesting import tensors_of
@@ -106,12 +109,14 @@ class FisherAccumulator:
         # Blocks whose uses do not tell examples apart, though it looks as if they did.
         self._mixed: set[str] = set()
 
-    def update(self, batch: Batch, weight: float = 1.0) -> ModelRun:
+    def update(self, batch: Batch, weight: float = 1.0, among: Ranks = ALONE) -> ModelRun:
         """Add one batch.
 
         Args:
             batch: The model's positional arguments; the last tensor is the observed one.
             weight: What each of its examples counts.
+            among: The ranks that each have a share of the batch, of which this is one; targets are then drawn for the
+                whole of it.
 
         Returns:
             What the run on that batch showed, such as the distributions of the observed sites.
@@ -119,32 +124,33 @@ class FisherAccumulator:
         Raises:
             NonFiniteError: If an activation or gradient is NaN or infinite.
         """
-        return as_found(self.model, lambda: self._run_and_add(batch, weight))
+        return as_found(self.model, lambda: self._run_and_add(batch, weight, among))
 
-    def _run_and_add(self, batch: Batch, weight: float) -> ModelRun:
+    def _run_and_add(self, batch: Batch, weight: float, among: Ranks) -> ModelRun:
         with drawing_from(self.generator, _device(batch)):
             run = watch(self.model, batch, self.values, self.context)
-            self._add(run, batch, weight)
+            self._add(run, batch, weight, among)
         return run
 
-    def add(self, run: ModelRun, batch: Batch, weight: float = 1.0) -> None:
+    def add(self, run: ModelRun, batch: Batch, weight: float = 1.0, among: Ranks = ALONE) -> None:
         """Add a batch on which the model has been run already.
 
         Args:
             run: The watched run, at these or at other weights.
             batch: Its batch.
             weight: What each of the batch's examples counts. Growing weights make a moving average.
+            among: As of :meth:`update`.
 
         Raises:
             NonFiniteError: If an activation or gradient is NaN or infinite.
             UnsupportedUseError: If what was seen of a weight does not add up to its gradient; checked on the first
                 batch of each form.
         """
-        as_found(self.model, lambda: self._add_drawn(run, batch, weight))
+        as_found(self.model, lambda: self._add_drawn(run, batch, weight, among))
 
-    def _add_drawn(self, run: ModelRun, batch: Batch, weight: float) -> None:
+    def _add_drawn(self, run: ModelRun, batch: Batch, weight: float, among: Ranks) -> None:
         with drawing_from(self.generator, _device(batch)):
-            self._add(run, batch, weight)
+            self._add(run, batch, weight, among)
 
     def scale(self, factor: float) -> None:
         """Multiply the weight of everything added so far; the Fisher of a given size stays the same.
@@ -156,6 +162,38 @@ class FisherAccumulator:
             sums.scale(factor)
         self._squares.scale(factor)
         self.examples *= factor
+
+    def of_all(self, ranks: Ranks) -> FisherAccumulator:
+        """What all ranks have summed, each its share; itself, if there is one rank.
+
+        Args:
+            ranks: The ranks.
+
+        Returns:
+            The sums over all of them, the same on each.
+        """
+        if not ranks.are_many:
+            return self
+        kinds, own = {name: sums.dtype for name, sums in self._sums.items()}, self._totals()
+        kinds, totals = summed_over(ranks, kinds, own)
+        whole = FisherAccumulator(self.model, self.values, kind=self.kind, samples=self.samples)
+        blocks = self._known | self.blocks
+        for name, dtype in kinds.items():
+            block = blocks[name]
+            assert isinstance(block, KroneckerBlock)
+            whole._sums[name] = BlockSums(block, dtype, own["examples"].device)
+            whole._sums[name].take(under(totals, f"kronecker.{name}."))
+        whole._squares.squares = under(totals, "diagonal.")
+        whole.blocks, whole.examples = blocks, float(totals["examples"])
+        return whole
+
+    def _totals(self) -> dict[str, Tensor]:
+        """What was summed, each number once."""
+        device = next(iter(self.values.values())).device
+        found = {"examples": torch.tensor(self.examples, dtype=torch.float64, device=device)}
+        for name, sums in self._sums.items():
+            found |= {f"kronecker.{name}.{part}": tensor for part, tensor in sums.totals().items()}
+        return found | {f"diagonal.{name}": squares for name, squares in self._squares.squares.items()}
 
     def factors(self, size: float | None = None) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The Fisher of `size` examples like those seen.
@@ -208,10 +246,10 @@ class FisherAccumulator:
                 squares = torch.zeros(block.shape, dtype=torch.float64, device=like[name].device)
                 self._squares.squares[name] = squares.copy_(tensors[f"diagonal.{name}"])
 
-    def _add(self, run: ModelRun, batch: Batch, weight: float) -> None:
+    def _add(self, run: ModelRun, batch: Batch, weight: float, among: Ranks) -> None:
         blocks, is_new = self._meet(run)
         observed = temper(run.observed, self.temperature)
-        kronecker = {b.weight: _KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
+        kronecker = {b.weight: KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
         for use in run.linear:
             if use.weight in kronecker:
                 self._check_examples(use, run)
@@ -224,10 +262,10 @@ class FisherAccumulator:
         if is_new:
             self._verify(run, batch, observed, blocks, groups, separate)
         separate = {block: pieces for block, pieces in separate.items() if block.name not in self._mixed}
-        for target in self._targets(observed, run):
+        for target in self._targets(observed, run, among):
             total = score(observed, target)
             if total.requires_grad:
-                seen, told = _backpropagate(total, groups, separate)
+                seen, told = backpropagated(total, groups, separate)
                 moments = {b.name: summed(b, pairs, run.examples, total.device) for b, pairs in told.items()}
                 self._squares.add(squared, seen, moments, run.examples, partial(alone, target), weight)
                 if not self.diagonal:
@@ -244,7 +282,7 @@ class FisherAccumulator:
         batch: Batch,
         observed: Mapping[str, Observed],
         blocks: Sequence[Block],
-        groups: list[_KroneckerUses],
+        groups: list[KroneckerUses],
         separate: Mapping[DiagonalBlock, list[Separable] | None],
     ) -> None:
         """Refuse a model of which something was not seen."""
@@ -254,7 +292,7 @@ class FisherAccumulator:
             target = draw_unlikely(observed)
         total = score(observed, target)
         if total.requires_grad:
-            seen, told = _backpropagate(total, groups, separate)
+            seen, told = backpropagated(total, groups, separate)
             alone = partial(self._examples.moments, batch, run, target)
             self._spot_check(batch, run, target, told)
             found = {b.name: summed(b, pairs, run.examples, total.device) for b, pairs in told.items()}
@@ -301,16 +339,17 @@ class FisherAccumulator:
         self._forms[form] = list(blocks.values())
         return self._forms[form], True
 
-    def _targets(self, observed: Mapping[str, Observed], run: ModelRun) -> Iterator[Target]:
+    def _targets(self, observed: Mapping[str, Observed], run: ModelRun, among: Ranks) -> Iterator[Target]:
         if self.kind is FisherKind.EMPIRICAL:
             yield as_observed(observed)
         elif self.kind is FisherKind.EXACT:
             yield from enumerate_targets(observed, run)
         else:
+            whole = WholeBatch(observed, run, among) if among.are_many else None
             for _ in range(self.samples):
-                yield draw(observed)
+                yield draw(observed) if whole is None else whole.draw()
 
-    def _add_gradients(self, groups: list[_KroneckerUses], seen: Mapping[str, Pairs], weight: float) -> None:
+    def _add_gradients(self, groups: list[KroneckerUses], seen: Mapping[str, Pairs], weight: float) -> None:
         for group in groups:
             name, pairs = group.block.name, seen[group.block.name]
             if pairs:
@@ -338,41 +377,6 @@ class FisherAccumulator:
                     f"example {self.examples:.0f}. Look at the data and the weights; nothing was added to hide it."
                 )
         self._squares.check_finite(self.examples)
-
-
-@dataclass
-class _KroneckerUses:
-    """The uses of one block in one run, and which of them the likelihood depends on."""
-
-    block: KroneckerBlock
-    uses: list[LinearUse] = field(default_factory=list)
-    reached: set[int] = field(default_factory=set)
-
-
-def _backpropagate(
-    total: Tensor, groups: list[_KroneckerUses], separate: Mapping[DiagonalBlock, list[Separable] | None]
-) -> tuple[dict[str, Pairs], dict[DiagonalBlock, Told]]:
-    """The gradient of a score at the output of every map, and every other use, that it depends on, by block."""
-    edges = [use.edge for group in groups for use in group.uses]
-    edges += [piece.edge for pieces in separate.values() for piece in pieces or ()]
-    if not edges:
-        return {}, {}
-    grads = iter(torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True))
-    seen: dict[str, Pairs] = {}
-    for group in groups:
-        pairs = []
-        for i, use in enumerate(group.uses):
-            grad = next(grads)
-            if grad is not None:
-                group.reached.add(i)
-                pairs.append((use, grad))
-        seen[group.block.name] = pairs
-    told: dict[DiagonalBlock, Told] = {}
-    for block, pieces in separate.items():
-        if pieces is not None:
-            found = [(piece, next(grads)) for piece in pieces]
-            told[block] = [(piece, grad) for piece, grad in found if grad is not None]
-    return seen, told
 
 
 def _device(batch: Batch) -> torch.device:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.kronecker import BlockDiagonal
+from nclbayes.kronecker.triangular import triangle_of, upper_of
 from nclbayes.storage import under
 
 # Rows are gathered up to this number before they are multiplied: fewer, longer products are faster.
@@ -129,6 +130,21 @@ class GramSum:
         if "total" in tensors:
             self._total = tensors["total"].to(self._partial.device, copy=True)
 
+    def totals(self) -> dict[str, Tensor]:
+        """What was summed, each number once, in float64: such totals may be added up."""
+        self._multiply()
+        whole = self._partial.double() if self._total is None else self._partial + self._total
+        return {"triangle": triangle_of(whole.mT), "row_sum": self._row_sum}
+
+    def take(self, totals: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`totals` gave, or a sum of such, in place of what was summed.
+
+        Args:
+            totals: Its result.
+        """
+        self._total = upper_of(totals["triangle"]).mT.contiguous()
+        self._row_sum.copy_(totals["row_sum"])
+
     def is_finite(self) -> bool:
         """Whether no row that has been multiplied held NaN or infinity."""
         return self._finite
@@ -207,6 +223,15 @@ class BlockGramSum:
         for i, total in enumerate(self._sums):
             total.restore(under(tensors, f"{i}."))
 
+    def totals(self) -> dict[str, Tensor]:
+        """As of a :class:`GramSum`."""
+        return {f"{i}.{name}": t for i, total in enumerate(self._sums) for name, t in total.totals().items()}
+
+    def take(self, totals: Mapping[str, Tensor]) -> None:
+        """As of a :class:`GramSum`."""
+        for i, total in enumerate(self._sums):
+            total.take(under(totals, f"{i}."))
+
     def is_finite(self) -> bool:
         """As of a :class:`GramSum`."""
         return all(total.is_finite() for total in self._sums)
@@ -252,6 +277,14 @@ class SquareSum:
         """As of a :class:`GramSum`."""
         self._squares.copy_(tensors["squares"])
         self._row_sum.copy_(tensors["row_sum"])
+
+    def totals(self) -> dict[str, Tensor]:
+        """As of a :class:`GramSum`."""
+        return self.tensors()
+
+    def take(self, totals: Mapping[str, Tensor]) -> None:
+        """As of a :class:`GramSum`."""
+        self.restore(totals)
 
     def is_finite(self) -> bool:
         """As of a :class:`GramSum`."""

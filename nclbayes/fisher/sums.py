@@ -168,6 +168,38 @@ class BlockSums:
                 for part in ("inputs", "gradients"):
                     getattr(sums, part).restore(under(tensors, f"{side}.{part}."))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its rows."""
+        return self._dtype
+
+    def totals(self) -> dict[str, Tensor]:
+        """What was summed, each number once, in float64: such totals may be added up."""
+        found, counts = dict[str, Tensor](), [float(self._biased_rows), float(self._straight.rows), 0.0]
+        for side, sums in (("straight", self._straight), ("exchanged", self._exchanged)):
+            if sums is not None:
+                for part in ("inputs", "gradients"):
+                    held = getattr(sums, part).totals()
+                    found |= {f"{side}.{part}.{name}": tensor for name, tensor in held.items()}
+        if self._exchanged is not None:
+            counts[2] = float(self._exchanged.rows)
+        return found | {"counts": torch.tensor(counts, dtype=torch.float64, device=self._device)}
+
+    def take(self, totals: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`totals` gave, or a sum of such.
+
+        Args:
+            totals: Its result.
+        """
+        self._biased_rows, self._straight.rows, exchanged = (float(c) for c in totals["counts"])
+        if under(totals, "exchanged."):
+            self._exchanged = self._empty(exchanged=True)
+            self._exchanged.rows = exchanged
+        for side, sums in (("straight", self._straight), ("exchanged", self._exchanged)):
+            if sums is not None:
+                for part in ("inputs", "gradients"):
+                    getattr(sums, part).take(under(totals, f"{side}.{part}."))
+
     def non_finite_side(self) -> str | None:
         """Which rows hold NaN or infinity: "inputs", "gradients", or None for neither."""
         for sums in filter(None, (self._straight, self._exchanged)):

@@ -67,7 +67,7 @@ def draw(observed: Mapping[str, Observed]) -> Target:
         The target; it carries no gradient.
     """
     with torch.no_grad():
-        return Target({name: _draw(site.fn) for name, site in observed.items()}, {}, drawn=True)
+        return Target({name: drawn_from(site.fn) for name, site in observed.items()}, {}, drawn=True)
 
 
 def as_observed(observed: Mapping[str, Observed]) -> Target:
@@ -206,7 +206,15 @@ def example_axis(run: ModelRun, name: str) -> int:
     return axis
 
 
-def _draw(fn: Any) -> Tensor:
+def drawn_from(fn: Any) -> Tensor:
+    """Values drawn from a distribution.
+
+    Args:
+        fn: The distribution.
+
+    Returns:
+        One value.
+    """
     if type(fn) is dist.Categorical:
         # The largest of the logits plus Gumbel noise: several times faster than torch.multinomial.
         return (fn.logits - torch.rand_like(fn.logits).log_().neg_().log_()).argmax(-1)

@@ -67,7 +67,18 @@ class RowGradient:
             yield (gradients @ left).mT, rows
 
 
-Gradient = Tensor | RowGradient
+@dataclass(frozen=True)
+class Preconditioned:
+    """A gradient that has been preconditioned already.
+
+    Attributes:
+        value: tau P g.
+    """
+
+    value: Tensor
+
+
+Gradient = Tensor | RowGradient | Preconditioned
 
 
 def summed(first: Mapping[str, Gradient], second: Mapping[str, Gradient]) -> dict[str, Gradient]:
@@ -84,6 +95,8 @@ def summed(first: Mapping[str, Gradient], second: Mapping[str, Gradient]) -> dic
 
 
 def _sum(first: Gradient, second: Gradient) -> Gradient:
+    assert not isinstance(first, Preconditioned)
+    assert not isinstance(second, Preconditioned)
     if isinstance(first, RowGradient) and isinstance(second, RowGradient):
         return RowGradient(first.pieces + second.pieces)
     if isinstance(first, RowGradient):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from nclbayes.kronecker.triangular import between_triangles, symmetric_of, trian
 
 _FACTORS, _ROOTS = ("input", "output"), ("input_root", "output_root")
 _MATRICES = (*_FACTORS, "input_inverse", "output_inverse", *_ROOTS)
+# What a sum knows besides.
+_LOST = ("kl", "start_kl", "clipped")
 # What a part's name ends with of which a file has the upper triangle alone.
 TRIANGLE = "upper"
 
@@ -181,6 +183,28 @@ class KroneckerState(State):
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> KroneckerState:
         """A state of the same block from what :meth:`tensors` gave."""
         return replace(self, loc=tensors["loc"], precision=precision_of(tensors))
+
+    @property
+    def cost(self) -> float:
+        """About how many multiplications it takes to factorise both sides, of all matrices of a stack."""
+        sides = zip(reversed(self.block.shape), self.block.widths, strict=False)
+        cubes = sum(width**3 for size, most in sides for width in widths_of(size, most))
+        return float(math.prod(self.block.shape[:-2]) * cubes)
+
+    def handed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Its tensors, and what was lost when they were a sum."""
+        p = self.precision
+        lost = {name: getattr(p, name) for name in _LOST} if isinstance(p, KroneckerSum) else {}
+        return self.tensors() | lost, {"is_own": p.is_own, "iterations": getattr(p, "iterations", 0)}
+
+    def received(self, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> KroneckerState:
+        """A state of the same block from what :meth:`handed` gave."""
+        parts: dict[str, Any] = {name: _matrix(name, tensors) for name in _MATRICES}
+        parts |= {"logdet": tensors["logdet"], "is_own": bool(said["is_own"])}
+        if _LOST[0] not in tensors:
+            return replace(self, loc=tensors["loc"], precision=KroneckerPrecision(**parts))
+        parts |= {name: tensors[name] for name in _LOST} | {"iterations": int(said["iterations"])}
+        return replace(self, loc=tensors["loc"], precision=KroneckerSum(**parts))
 
 
 def precision_of(tensors: Mapping[str, Tensor]) -> KroneckerPrecision:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nclbayes.gaussians.gradients import Gradient, RowGradient
+from nclbayes.gaussians.gradients import Gradient, Preconditioned, RowGradient
 from nclbayes.kronecker import BlockDiagonal, KroneckerPrecision, kronecker_sum
 from nclbayes.kronecker.blockdiagonal import Matrix, each, identity_like
 
@@ -55,7 +55,9 @@ class Elementwise:
             factor: What the rest is multiplied with.
         """
         m.mul_(rho)
-        if isinstance(g, RowGradient):
+        if isinstance(g, Preconditioned):
+            m.add_(g.value, alpha=factor)
+        elif isinstance(g, RowGradient):
             assert not g.pieces
         else:
             m.addcmul_(g, self.weights, value=factor)
@@ -129,7 +131,9 @@ class TwoSided:
             rho: What M is multiplied with.
             factor: What the rest is multiplied with.
         """
-        if isinstance(g, RowGradient):
+        if isinstance(g, Preconditioned):
+            m.mul_(rho).add_(g.value, alpha=factor)
+        elif isinstance(g, RowGradient):
             m.mul_(rho)
             for first, second in g.between(self.left, self.right):
                 m.addmm_(first, second, alpha=factor)

@@ -172,6 +172,19 @@ class State(ABC):
         """What a file holds of it: no number twice, and none that follows from the others."""
         return self.tensors()
 
+    @property
+    def cost(self) -> float:
+        """About how many multiplications it takes to factorise it."""
+        return float(self.loc.numel())
+
+    def handed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that another process needs to have the same state, and plain values besides."""
+        return self.tensors(), {}
+
+    def received(self, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> State:
+        """A state of the same block from what :meth:`handed` gave."""
+        return self.with_tensors(tensors)
+
     def moved(self, loc: Tensor) -> State:
         """The same precision around another mean.
 

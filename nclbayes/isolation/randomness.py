@@ -37,19 +37,20 @@ class drawing_from(Alone):
     Args:
         generator: Decides the draws, and advances by one seed.
         device: Where the draws are made, besides the CPU.
+        rank: The number of this process, where several draw alike and are to draw different streams.
     """
 
-    def __init__(self, generator: torch.Generator, device: torch.device) -> None:
+    def __init__(self, generator: torch.Generator, device: torch.device, rank: int = 0) -> None:
         globals_ = [torch.default_generator]
         if device.type == "cuda":
             torch.cuda.init()
             index = torch.cuda.current_device() if device.index is None else device.index
             globals_.append(torch.cuda.default_generators[index])
         super().__init__(*globals_)
-        self._generator = generator
+        self._generator, self._rank = generator, rank
 
     def __enter__(self) -> None:
         seed = int(torch.randint(2**63 - 1, (), generator=self._generator, device=self._generator.device))
         super().__enter__()
         for generator in self._generators:
-            generator.manual_seed(seed)
+            generator.manual_seed(seed ^ (self._rank << 32))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from nclbayes.data.checking import has_plain_memory
 from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
-from nclbayes.engines.checkpoint import identity
+from nclbayes.engines.checkpoint import checksum, identity
+from nclbayes.errors import DataError
 from nclbayes.posterior.joining import Joined, look
 from nclbayes.posterior.query import base_of, parameters_of
 from nclbayes.watch.nesting import tensors_of
@@ -49,6 +53,66 @@ def update_identity(
     contexts = [_told(part.context, f"context/{k}", tensors) for k, part in enumerate(task.parts)]
     settings = {"name": type(engine).__name__, **engine.to_dict(), "scheduled": callable(engine.schedule)}
     return identity([task.name, task.size, contexts, settings], tensors)
+
+
+def update_marks(
+    joined: Joined, model: Model, task: Task, engine: Engine, generator: torch.Generator, tasks: Sequence[str]
+) -> dict[str, Any]:
+    """What must be the same on every rank that learns a task, by what people call it.
+
+    Args:
+        joined: The task as the posterior meets it.
+        model: The model.
+        task: The task.
+        engine: The engine.
+        generator: Decides every draw.
+        tasks: The tasks learnt so far.
+
+    Returns:
+        Plain values by name; of tensors, a checksum.
+    """
+    tensors = dict[str, Tensor]()
+    contexts = [_told(part.context, f"context/{k}", tensors) for k, part in enumerate(task.parts)]
+    for k, batch in enumerate(joined.examples):
+        tensors |= {f"data/{k}/{name}": tensor for name, tensor in tensors_of(batch)}
+    states = {
+        f"{name}/{part}": tensor for name, state in joined.states.items() for part, tensor in state.tensors().items()
+    }
+    weights = dict(joined.start)
+    if isinstance(model, torch.nn.Module):
+        weights |= {f"model/{name}": p.detach() for name, p in model.named_parameters()}
+    forms = {name: list(tensor.shape) for name, tensor in weights.items()}
+    return {
+        "task": [task.name, task.size, len(task.parts)],
+        "context": contexts,
+        "first examples": checksum(tensors),
+        "engine": {"name": type(engine).__name__, **engine.to_dict()},
+        "model": zlib.crc32(repr(sorted(forms.items())).encode()),
+        "weights": checksum(weights),
+        "earlier tasks": list(tasks),
+        "posterior": checksum(states),
+        "generator": checksum({"state": generator.get_state()}),
+    }
+
+
+def refuse_distributed(task: Task) -> None:
+    """Refuse loaders that give each rank other examples: every rank takes its share of the same batches.
+
+    Args:
+        task: The task.
+
+    Raises:
+        DataError: If it has one.
+    """
+    for part in task.parts:
+        loader = part.train
+        if isinstance(loader, DataLoader):
+            samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+            if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+                raise DataError(
+                    f"The loader of task '{part.name}' has a DistributedSampler, and would give each rank other "
+                    "examples. Leave it out: every rank is given the same batches, and runs its share of each."
+                )
 
 
 def _told(value: object, where: str, tensors: dict[str, Tensor]) -> Any:

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -21,13 +20,12 @@ from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError
 from nclbayes.gaussians import State
 from nclbayes.isolation import Alone, Turn, as_found
-from nclbayes.isolation.failures import of_task
 from nclbayes.posterior.arguments import check_posterior, check_predict, check_update, checked_engine
 from nclbayes.posterior.belief import Belief, device_of
-from nclbayes.posterior.joining import few_examples, look, touched_states
 from nclbayes.posterior.prediction import predicted
 from nclbayes.posterior.saving import Saved, check_model, fitted_learner, read_posterior, write_posterior
-from nclbayes.posterior.updating import UpdateReport, updated
+from nclbayes.posterior.updating import UpdateReport, first_belief, updated
+from nclbayes.ranks import present, transaction
 from nclbayes.storage import Misfit, refused
 from nclbayes.watch.run import Model
 
@@ -93,7 +91,8 @@ class OnlinePosterior:
         self._turn = Turn("The posterior")
         self._belief = Belief(structures=Structures.of(structure))
         if example is not None:
-            self._belief = as_found(model, lambda: self._first_belief(example))
+            initial = self._initial_values()
+            self._belief = as_found(model, lambda: first_belief(self._belief, model, example, engine, initial))
 
     @property
     def blocks(self) -> Mapping[str, State]:
@@ -154,15 +153,18 @@ class OnlinePosterior:
             before = self._belief
 
             def learn() -> UpdateReport:
-                self._belief, report = self._update(
-                    task,
-                    engine=engine,
-                    progress=progress,
-                    generator=source,
-                    checkpoint=checkpoint,
-                    checkpoint_every=checkpoint_every,
-                    callbacks=callbacks,
-                )
+                # Where processes learn together, all of them have the new belief, or none.
+                with transaction(present(device_of(before, self.model, task)), f"Task '{task.name}'"):
+                    belief, report = self._update(
+                        task,
+                        engine=engine,
+                        progress=progress,
+                        generator=source,
+                        checkpoint=checkpoint,
+                        checkpoint_every=checkpoint_every,
+                        callbacks=callbacks,
+                    )
+                self._belief = belief
                 return report
 
             return as_found(
@@ -357,14 +359,6 @@ class OnlinePosterior:
                 f"{what} in a callback of an update of the same posterior: one of the two would be lost. Do it with "
                 "another posterior there, or with this one afterwards."
             )
-
-    def _first_belief(self, example: Task) -> Belief:
-        """The priors of the sites that a task shows."""
-        with of_task(example.name):
-            batch = few_examples(example, device_of(Belief(), self.model, example))
-            run, _ = look(self.model, batch, example.context, self._initial_values() or {})
-            states = touched_states(run, {}, self.engine, self._belief.structures)
-            return replace(self._belief, states=states, outputs=tuple(run.observed))
 
     def _check_memory(self) -> None:
         """Refuse what a file may have put there in place of what was kept."""

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,15 +16,17 @@ from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.curvature import diverged
-from nclbayes.engines.latecomers import LatecomersError
+from nclbayes.engines.latecomers import LatecomersError, begun_anew
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import ModelError, PriorError
 from nclbayes.gaussians.checking import check_definite, check_parts
+from nclbayes.isolation.failures import of_task
 from nclbayes.posterior.arguments import checked_path
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.decisions import decisions
-from nclbayes.posterior.identity import model_probe, update_identity
-from nclbayes.posterior.joining import join
+from nclbayes.posterior.identity import model_probe, refuse_distributed, update_identity, update_marks
+from nclbayes.posterior.joining import few_examples, join, look, touched_states
+from nclbayes.ranks import in_step, present
 from nclbayes.storage import Misfit
 from nclbayes.watch.run import Model
 
@@ -111,6 +113,7 @@ def updated(
     path = None if checkpoint is None else checked_path(checkpoint)
     _refuse_inference_tensors(model)
     device, started = device_of(belief, model, task), time.perf_counter()
+    ranks = present(device)
     streams = [(source, source.get_state()) for source in (generator, *own_generators(task))]
     snapshots, late = None, dict[str, Block]()
     while True:
@@ -126,6 +129,10 @@ def updated(
             late=late,
             structures=belief.structures,
         )
+        if ranks.are_many and not late:
+            refuse_distributed(task)
+            marks = update_marks(joined, model, task, engine, generator, belief.tasks)
+            in_step(ranks, f"the update with task '{task.name}'", marks)
         weights = sum(state.loc.numel() for state in joined.states.values())
         settled = engine.settled(weights, task.size, certain=joined.certain, before=belief.likelihood_weight)
         if path is not None and snapshots is None:
@@ -152,19 +159,21 @@ def updated(
             memory=belief.memory,
             allowed=joined.allowed,
             accumulate=settled.accumulate,
+            ranks=ranks,
         )
         try:
-            outcome = settled.run(problem)
+            with begun_anew(ranks):
+                outcome = settled.run(problem)
             break
         except LatecomersError as error:
             # The task begins anew, with them.
             late |= error.blocks
-            if snapshots is not None and not error.kept:
+            if snapshots is not None and not error.kept and ranks.is_first:
                 snapshots.clear()
             for source, state in streams:
                 source.set_state(state)
     _check_outcome(outcome, task.name, settled)
-    if snapshots is not None:
+    if snapshots is not None and ranks.is_first:
         # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
         snapshots.clear()
     why = decisions(
@@ -178,6 +187,28 @@ def updated(
     learnt = {site for name in after.trained for site in after.states[name].block.sites}
     unused = tuple(site for site in joined.fixed if site not in learnt)
     return after, _report(task, settled, outcome, time.perf_counter() - started, why, unused)
+
+
+def first_belief(
+    belief: Belief, model: Model, example: Task, engine: Engine, initial: Mapping[str, Tensor] | None
+) -> Belief:
+    """The priors of the sites that a task shows; nothing is learnt from it.
+
+    Args:
+        belief: What is believed before any task.
+        model: The model.
+        example: The task.
+        engine: How tasks will be learnt.
+        initial: Where learning will start, by site.
+
+    Returns:
+        The belief with these priors.
+    """
+    with of_task(example.name):
+        batch = few_examples(example, device_of(Belief(), model, example))
+        run, _ = look(model, batch, example.context, initial or {})
+        states = touched_states(run, {}, engine, belief.structures)
+        return replace(belief, states=states, outputs=tuple(run.observed))
 
 
 def _refuse_inference_tensors(model: Model) -> None:

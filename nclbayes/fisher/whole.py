@@ -1,0 +1,85 @@
+"""Targets drawn for a batch of which each rank has a share: the same ones, however many ranks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch import distributions as torch_dist
+
+from nclbayes.fisher.targets import Target, draw, drawn_from
+from nclbayes.ranks import Ranks
+from nclbayes.watch import ModelRun, Observed
+
+# Of parameters that say the same, one is enough.
+_SAME = (("logits", "probs"), ("scale_tril", "covariance_matrix", "precision_matrix"))
+
+
+class WholeBatch:
+    """The distributions of a whole batch's targets, put together from all ranks.
+
+    One that cannot be taken apart into its parameters is drawn from by each rank for itself.
+
+    Args:
+        observed: The observed sites of this rank's run.
+        run: The run.
+        ranks: The ranks.
+    """
+
+    def __init__(self, observed: Mapping[str, Observed], run: ModelRun, ranks: Ranks) -> None:
+        self._observed = observed
+        taken = {name: _taken_apart(site.fn, run.axes[name]) for name, site in observed.items()}
+        self._sites: dict[str, tuple[Any, int, int]] = {}
+        for name, (tensors, made) in ((n, t) for n, t in taken.items() if t is not None):
+            whole, self._start = ranks.gather_rows(f"the outputs '{name}'", tensors)
+            axis = run.axes[name]
+            assert axis is not None
+            self._sites[name] = (made(whole), axis, len(tensors[0]))
+
+    def draw(self) -> Target:
+        """Targets for all examples, of which this rank's are kept."""
+        with torch.no_grad():
+            target = draw({name: site for name, site in self._observed.items() if name not in self._sites})
+            values = dict(target.values)
+            for name, (fn, axis, rows) in self._sites.items():
+                values[name] = drawn_from(fn).narrow(axis, self._start, rows)
+            return Target({name: values[name] for name in self._observed}, {}, drawn=True)
+
+
+Made = Callable[[Sequence[Tensor]], Any]
+
+
+def _taken_apart(fn: Any, axis: int | None) -> tuple[list[Tensor], Made] | None:
+    """The parameters of a distribution, examples first, and what makes it of them; None if that is not clear."""
+    if axis is None:
+        return None
+    if isinstance(fn, dist.MaskedDistribution):
+        return _taken_apart(fn.base_dist, axis)
+    if isinstance(fn, torch_dist.Independent):
+        found = _taken_apart(fn.base_dist, axis)
+        if found is None:
+            return None
+        tensors, inner = found
+        return tensors, lambda whole: dist.Independent(inner(whole), fn.reinterpreted_batch_ndims)
+    if not type(fn).__module__.startswith(("pyro.distributions", "torch.distributions")):
+        return None
+    if isinstance(fn, torch_dist.TransformedDistribution):
+        return None
+    names = [name for name in fn.arg_constraints if isinstance(fn.__dict__.get(name), Tensor)]
+    for same in _SAME:
+        spare = [name for name in same if name in names][1:]
+        names = [name for name in names if name not in spare]
+    batch = fn.batch_shape
+    values = [fn.__dict__[name].detach() for name in names]
+    if not values or any(value.shape[: len(batch)] != batch or value.dtype != values[0].dtype for value in values):
+        return None
+    tensors = [value.movedim(axis, 0) for value in values]
+
+    def made(whole: Sequence[Tensor]) -> Any:
+        given = {name: tensor.movedim(0, axis) for name, tensor in zip(names, whole, strict=True)}
+        return type(fn)(**given, validate_args=False)
+
+    return tensors, made

@@ -1,0 +1,6 @@
+"""The processes that learn together, and what they tell each other."""
+
+from nclbayes.ranks.agreeing import in_step, transaction
+from nclbayes.ranks.group import ALONE, Ranks, Stopped, present
+
+__all__ = ["ALONE", "Ranks", "Stopped", "in_step", "present", "transaction"]

@@ -1,0 +1,283 @@
+"""A group of processes: what each of them has a share of, and how they exchange it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nclbayes.errors import RankError
+
+# What a rank says in place of where it is, if it cannot go on.
+_STOP = -1.0
+# How many numbers a meeting has room for, where it is among them.
+_NUMBERS = 4
+
+
+class Stopped(Exception):
+    """Some rank cannot go on; never seen outside of an update.
+
+    Attributes:
+        said: What each rank says of it; None for those that could.
+    """
+
+    def __init__(self, said: Sequence[Any]) -> None:
+        super().__init__("Some rank cannot go on.")
+        self.said = list(said)
+
+
+class Ranks:
+    """The processes that learn a task together.
+
+    Whatever they exchange, they meet first: each says where it is, so that one which has failed can say that instead,
+    and none waits for it.
+
+    Args:
+        rank: The number of this process.
+        count: How many there are.
+        device: Where the tensors are that they exchange.
+
+    Attributes:
+        rank: The number of this process.
+        count: How many there are.
+        moved: How many bytes this process has handed over for exchange so far.
+    """
+
+    def __init__(self, rank: int = 0, count: int = 1, device: torch.device | None = None) -> None:
+        self.rank, self.count, self.moved = rank, count, 0
+        self._device = torch.device("cpu") if device is None else device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes, and shows, what all of them have."""
+        return self.rank == 0
+
+    @property
+    def are_many(self) -> bool:
+        """Whether there are others."""
+        return self.count > 1
+
+    def meet(self, where: str, *numbers: float) -> list[list[float]]:
+        """Wait for the others, and exchange a few numbers.
+
+        Args:
+            where: Where this process is; the others must be there too.
+            *numbers: The numbers.
+
+        Returns:
+            Those of each rank.
+
+        Raises:
+            RankError: If they are not there, or one is gone.
+            Stopped: If one cannot go on.
+        """
+        if not self.are_many:
+            return [list(numbers)]
+        own = torch.tensor([float(zlib.crc32(where.encode())), *numbers], dtype=torch.float64)
+        table = self._all(own)
+        if any(row[0] == _STOP for row in table):
+            raise Stopped(self._said(None))
+        if any(row[0] != table[0][0] for row in table):
+            at = self._said(where)
+            raise RankError(
+                "The processes are out of step: "
+                + "; ".join(f"rank {rank} is at '{place}'" for rank, place in enumerate(at))
+                + ". Call update on every rank, with the same task and settings."
+            )
+        return [row[1:] for row in table]
+
+    def stop(self, said: Any) -> list[Any]:
+        """Tell the others, wherever they meet next, that this process cannot go on.
+
+        Args:
+            said: Why, in plain values.
+
+        Returns:
+            What each rank says; None for those that could go on.
+
+        Raises:
+            RankError: If one of them is gone.
+        """
+        if not self.are_many:
+            return [said]
+        self._all(torch.tensor([_STOP], dtype=torch.float64))
+        return self._said(said)
+
+    def gather(self, where: str, said: Any) -> list[Any]:
+        """What each rank says, in plain values.
+
+        Args:
+            where: Where this process is.
+            said: What this one says.
+
+        Returns:
+            By rank.
+        """
+        self.meet(where)
+        return self._said(said)
+
+    def sum(self, where: str, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over all ranks, bit for bit the same on each.
+
+        Args:
+            where: Where this process is.
+            tensors: Of the same shapes and dtypes on every rank; changed in place.
+        """
+        if not self.are_many:
+            return
+        self.meet(where)
+        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+            some = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in some]).to(self._device)
+            self._exchange(lambda flat=flat: dist.all_reduce(flat))  # type: ignore[misc]
+            self.moved += flat.numel() * flat.element_size()
+            for tensor, piece in zip(some, flat.split([tensor.numel() for tensor in some]), strict=True):
+                tensor.copy_(piece.view(tensor.shape))
+
+    def gather_rows(self, where: str, tensors: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+        """Tensors of which each rank has some rows, put together in the order of the ranks.
+
+        Args:
+            where: Where this process is.
+            tensors: [rows, ...], at least one, all of one dtype; a rank's all have the same number of rows.
+
+        Returns:
+            [all rows, ...], and where this rank's begin.
+        """
+        if not self.are_many:
+            return list(tensors), 0
+        counts = [int(row[0]) for row in self.meet(where, float(len(tensors[0])))]
+        wide = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+        own = torch.cat(wide, dim=1).to(self._device)
+        padded = own.new_zeros(max(counts), own.shape[1])
+        padded[: len(own)] = own
+        found = [torch.empty_like(padded) for _ in counts]
+        self._exchange(lambda: dist.all_gather(found, padded))
+        self.moved += padded.numel() * padded.element_size()
+        whole = torch.cat([piece[:count] for piece, count in zip(found, counts, strict=True)]).to(tensors[0].device)
+        pieces = whole.split([piece.shape[1] for piece in wide], dim=1)
+        gathered = [piece.reshape(-1, *t.shape[1:]) for piece, t in zip(pieces, tensors, strict=True)]
+        return gathered, sum(counts[: self.rank])
+
+    def broadcast(
+        self, where: str, tensors: Mapping[str, Tensor] | None, said: Any, source: int, device: torch.device
+    ) -> tuple[dict[str, Tensor], Any]:
+        """Tensors and plain values of one rank.
+
+        Args:
+            where: Where this process is.
+            tensors: What that rank has; of the others nothing is asked.
+            said: Likewise.
+            source: Which rank.
+            device: Where the tensors are to be.
+
+        Returns:
+            What it had.
+        """
+        if not self.are_many:
+            return dict(tensors or {}), said
+        self.meet(where)
+        forms = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in (tensors or {}).items()}
+        forms, said = self._said([forms, said] if self.rank == source else None)[source]
+        found: dict[str, Tensor] = {}
+        for name, (dtype, shape) in forms.items():
+            if self.rank == source:
+                assert tensors is not None
+                buffer = tensors[name].to(self._device).contiguous()
+            else:
+                buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
+            self._exchange(lambda buffer=buffer: dist.broadcast(buffer, source))  # type: ignore[misc]
+            self.moved += buffer.numel() * buffer.element_size() if self.rank == source else 0
+            found[name] = buffer.to(device)
+        return found, said
+
+    def owners(self, costs: Mapping[str, float]) -> dict[str, int]:
+        """Deal work to the ranks, the longest first, each to whoever has least so far.
+
+        Args:
+            costs: What each piece of work takes, by name.
+
+        Returns:
+            Who does it.
+        """
+        loads, found = [0.0] * self.count, dict[str, int]()
+        for name in sorted(costs, key=lambda name: (-costs[name], name)):
+            found[name] = min(range(self.count), key=loads.__getitem__)
+            loads[found[name]] += costs[name]
+        return found
+
+    def _said(self, said: Any) -> list[Any]:
+        """What every rank says, without meeting first."""
+        if not self.are_many:
+            return [said]
+        text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+        lengths = [int(row[0]) for row in self._all(torch.tensor([float(len(text))], dtype=torch.float64))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self._device)
+        padded[: len(text)] = text
+        found = [torch.empty_like(padded) for _ in lengths]
+        self._exchange(lambda: dist.all_gather(found, padded))
+        return [json.loads(bytes(t[:n].tolist()).decode()) for t, n in zip(found, lengths, strict=True)]
+
+    def _all(self, own: Tensor) -> list[list[float]]:
+        # Always of one length: a rank that stops does not know how many numbers the others bring.
+        wide = own.new_zeros(_NUMBERS)
+        wide[: len(own)] = own
+        wide = wide.to(self._device)
+        found = [torch.empty_like(wide) for _ in range(self.count)]
+        self._exchange(lambda: dist.all_gather(found, wide))
+        return [row[: len(own)].tolist() for row in found]
+
+    def _exchange(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            raise RankError(
+                f"Rank {self.rank} cannot reach the other processes any more: one of them has ended, or the group's "
+                f"timeout has passed ({str(error).splitlines()[0][:200]})."
+            ) from error
+
+
+ALONE = Ranks()
+"""One process."""
+_warned = False
+
+
+def present(device: torch.device) -> Ranks:
+    """The processes of torch's default group, where there is one.
+
+    Args:
+        device: Where the posterior is.
+
+    Returns:
+        All of them; one process alone without a group.
+
+    Raises:
+        RankError: If the group's backend cannot exchange tensors of that device.
+    """
+    global _warned
+    if not dist.is_available() or not dist.is_initialized():
+        return ALONE
+    count, backend = dist.get_world_size(), dist.get_backend()
+    if count == 1:
+        if not _warned:
+            _warned = True
+            warnings.warn(
+                "The process group has one process: nothing is shared out. Launch the script by "
+                "`torchrun --nproc-per-node 2 script.py`, or leave init_process_group out.",
+                stacklevel=2,
+            )
+        return ALONE
+    if backend == "nccl" and device.type != "cuda":
+        raise RankError(
+            f"The process group's backend is nccl, which exchanges tensors of GPUs, and the posterior is on the "
+            f"{device.type}: move it, posterior.to('cuda'), or call init_process_group('gloo')."
+        )
+    if backend == "mpi" and device.type == "cuda":
+        raise RankError("The process group's backend is mpi: for a posterior on a GPU, use nccl or gloo.")
+    return Ranks(dist.get_rank(), count, device if backend == "nccl" else None)

@@ -1,0 +1,234 @@
+"""What goes wrong on one rank goes wrong on all of them, in words, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import nclbayes as ncl
+from nclbayes.errors import NCLError
+from nclbayes.storage import read_file, write_file
+from tests.ranks.cases import SETTINGS, blobs, classifier, learner, tasks, tensors
+from tests.ranks.group import failures, together
+
+
+class Raising:
+    """A callback that raises at a step."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, progress: Any) -> None:
+        if progress.step == 5:
+            raise self.error
+
+
+def _nan_task() -> ncl.Task:
+    """Every batch has all examples, of which one rank gets the bad one."""
+    x, y = blobs(2)
+    x[-1] = torch.nan
+    return ncl.Task((x, y), name="task 2")
+
+
+class Drifting(Sampler[int]):
+    """The same examples first on all ranks, and others then."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(11)
+        yield from (11 + (k + self.rank) % 50 for k in range(50))
+
+    def __len__(self) -> int:
+        return 61
+
+
+def _go_wrong(what: str, rank: int) -> Any:
+    """The second update of a posterior, with something wrong on rank 1."""
+    is_wrong, (first, second) = rank == 1, tasks()
+    posterior, call = learner(ncl.LaplaceNCL(**SETTINGS)), dict[str, Any]()
+    if what == "callback":
+        call["callbacks"] = [Raising(OSError("the disk is full"))] if is_wrong else []
+    elif what == "interrupt":
+        call["callbacks"] = [Raising(KeyboardInterrupt())] if is_wrong else []
+    elif what == "memory":
+        call["callbacks"] = [Raising(torch.OutOfMemoryError("no memory is left"))] if is_wrong else []
+    elif what == "data" and is_wrong:
+        second = ncl.Task((torch.full((61, 5), torch.nan), blobs(2)[1]), name="task 2")
+    elif what == "task" and is_wrong:
+        second = ncl.Task(blobs(3), name="another")
+    elif what == "settings" and is_wrong:
+        call["engine"] = ncl.LaplaceNCL(**{**SETTINGS, "steps": 13})
+    elif what == "model" and is_wrong:
+        posterior = learner(ncl.LaplaceNCL(**SETTINGS), classifier(torch.nn.Linear(5, 3)))
+    elif what == "posterior" and is_wrong:
+        posterior.generator.manual_seed(5)
+    elif what == "shard":
+        second = _nan_task()
+        call["engine"] = ncl.LaplaceNCL(**{**SETTINGS, "batch_size": 61})
+    elif what == "sampler":
+        data = TensorDataset(*blobs(2))
+        loader = DataLoader(data, batch_size=11, sampler=DistributedSampler(data))
+        second = ncl.Task(loader, name="task 2", size=61)
+    elif what == "drifting":
+        loader = DataLoader(TensorDataset(*blobs(2)), batch_size=11, sampler=Drifting(rank))
+        second = ncl.Task(loader, name="task 2")
+    elif what == "shuffling":
+        data, own = TensorDataset(*blobs(2)), torch.Generator().manual_seed(rank)
+        second = ncl.Task(DataLoader(data, batch_size=11, shuffle=True, generator=own), name="task 2")
+    return posterior, first, second, call
+
+
+def fail(rank: int, folder: Path, what: str) -> None:
+    posterior, first, second, call = _go_wrong(what, rank)
+    said = "nothing"
+    try:
+        posterior.update(first, progress=False)
+        before = tensors(posterior)
+        posterior.update(second, progress=False, **call)
+    except NCLError as error:
+        said = f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        said = "KeyboardInterrupt"
+    is_same = what in ("model", "posterior") or all(
+        torch.equal(tensor, before[name]) for name, tensor in tensors(posterior).items()
+    )
+    (folder / f"said-{rank}").write_text(json.dumps({"said": said, "same": is_same}))
+    # The group is still in step: the same posterior learns the right task next.
+    if what in ("callback", "shard"):
+        posterior.update(tasks()[1], progress=False)
+        write_file(folder / f"after-{rank}", "tensors", tensors(posterior), {})
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("callback", ["RankError", "rank 1 failed with OSError: the disk is full"]),
+        ("interrupt", ["RankError", "rank 1 failed with KeyboardInterrupt"]),
+        ("memory", ["RankError", "rank 1 failed with OutOfMemoryError: no memory is left"]),
+        ("data", ["RankError", "rank 1 failed with NonFiniteError"]),
+        ("shard", ["RankError", " failed with NonFiniteError: NaN or infinity in the inputs", "at step 1"]),
+        ("task", ["RankError", "their task (rank 0: ['task 2', 61, 1], rank 1: ['another', 61, 1])"]),
+        ("settings", ["RankError", "their engine"]),
+        ("model", ["RankError", "their model"]),
+        ("posterior", ["RankError", "their generator"]),
+        ("sampler", ["DataError", "has a DistributedSampler"]),
+        ("shuffling", ["RankError", "their first examples"]),
+        ("drifting", ["RankError", "out of step", "a batch of 11 examples with the checksum"]),
+    ],
+)
+def test_every_rank_says_which_rank_failed_and_why(what: str, words: list[str], tmp_path: Path) -> None:
+    assert together(2, fail, tmp_path, what) == [0, 0], failures(tmp_path)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"said-{rank}").read_text())
+        is_interrupted = (what, rank) == ("interrupt", 1)
+        expected = ["KeyboardInterrupt"] if is_interrupted else words
+        assert all(word in found["said"] for word in expected), found["said"]
+        assert found["same"]
+    if (tmp_path / "after-0").exists():
+        after = [read_file(tmp_path / f"after-{rank}", "tensors")[0] for rank in range(2)]
+        assert all(torch.equal(tensor, after[1][name]) for name, tensor in after[0].items())
+
+
+def die(rank: int, folder: Path) -> None:
+    posterior, (first, second) = learner(ncl.LaplaceNCL(**SETTINGS)), tasks()
+    posterior.update(first, progress=False)
+    before = tensors(posterior)
+
+    def killed(progress: Any) -> None:
+        if rank == 1 and progress.step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    started = time.monotonic()
+    try:
+        posterior.update(second, progress=False, callbacks=[killed])
+    except NCLError as error:
+        is_same = all(torch.equal(tensor, before[name]) for name, tensor in tensors(posterior).items())
+        seconds = time.monotonic() - started
+        (folder / f"said-{rank}").write_text(json.dumps({"said": str(error), "same": is_same, "seconds": seconds}))
+
+
+def test_a_rank_that_is_killed_leaves_the_others_as_they_were(tmp_path: Path) -> None:
+    codes = together(3, die, tmp_path, seconds=20.0)
+    assert codes[1] == -signal.SIGKILL
+    for rank in (0, 2):
+        found = json.loads((tmp_path / f"said-{rank}").read_text())
+        assert "cannot reach the other processes any more" in found["said"]
+        assert found["same"]
+        assert found["seconds"] < 30
+
+
+class Stop(Exception):
+    pass
+
+
+ENGINES = {"laplace": ncl.LaplaceNCL(**SETTINGS), "variational": ncl.VariationalNCL(**SETTINGS)}
+
+
+def interrupted(rank: int, folder: Path, name: str, stops: bool) -> None:
+    """Learn two tasks, the second from a checkpoint, or to the middle of it."""
+    posterior, second = ncl.OnlinePosterior.load(folder / "first", classifier()), tasks()[1]
+
+    def stop(progress: Any) -> None:
+        if progress.step == 9:
+            raise Stop
+
+    callbacks = [stop] if stops else []
+    try:
+        posterior.update(
+            second, progress=False, checkpoint=folder / "checkpoint", checkpoint_every=4, callbacks=callbacks
+        )
+    except Stop:
+        return
+    write_file(folder / f"after-{rank}", "tensors", tensors(posterior), {})
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_an_update_goes_on_with_another_number_of_processes(
+    name: str, before: int, after: int, tmp_path: Path
+) -> None:
+    def run(count: int, stops: bool) -> None:
+        if count == 1:
+            interrupted(0, tmp_path, name, stops)
+        else:
+            codes = together(count, interrupted, tmp_path, name, stops)
+            (tmp_path / "meeting").unlink(missing_ok=True)
+            assert codes == [0] * count, failures(tmp_path)
+
+    first = learner(ENGINES[name])
+    first.update(tasks()[0], progress=False)
+    first.save(tmp_path / "first")
+    run(1, stops=False)
+    alone = read_file(tmp_path / "after-0", "tensors")[0]
+    run(before, stops=True)
+    assert (tmp_path / "checkpoint").exists()
+    run(after, stops=False)
+    assert not (tmp_path / "checkpoint").exists()
+    for rank in range(after):
+        found = read_file(tmp_path / f"after-{rank}", "tensors")[0]
+        for part, tensor in alone.items():
+            away = (tensor.double() - found[part].double()).norm() / tensor.double().norm().clamp(min=1e-30)
+            assert float(away) < 1e-5, (part, float(away))
+
+
+def test_a_group_of_one_is_told_so(tmp_path: Path) -> None:
+    assert together(1, warned, tmp_path) == [0], failures(tmp_path)
+
+
+def warned(rank: int, folder: Path) -> None:
+    posterior = learner(ncl.LaplaceNCL(**SETTINGS))
+    with pytest.warns(UserWarning, match="The process group has one process"):
+        posterior.update(tasks()[0], progress=False)
+    assert len(posterior.tasks) == 1
