@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
+from nclbayes.data.splitting import split
 from nclbayes.data.task import Task
 from nclbayes.errors import DataError
 from nclbayes.posterior.query import base_of
+from nclbayes.ranks import Ranks, present, transaction
 
 Metric = Callable[[Any, tuple[Any, ...]], Tensor]
 """From a predictive distribution and its batch to one number (or truth value) for each example."""
@@ -73,7 +75,7 @@ def evaluate(
         generator: Decides the samples of the weights, and of endless test data; by default one seeded with 0.
 
     Returns:
-        One score a task.
+        One score a task. Where processes learn together each runs its share of the test data: call it on all of them.
 
     Raises:
         DataError: If a task has no test data, if the predictive has no classes and there is no metric, or if the
@@ -97,8 +99,10 @@ def evaluate(
         how["method"] = method
     if how:
         how["generator"] = generator
-    tasks = [tasks] if isinstance(tasks, Task) else tasks
-    return [_score(posterior, task, how, batch_size, metric or _is_most_probable, generator) for task in tasks]
+    tasks, metric = [tasks] if isinstance(tasks, Task) else tasks, metric or _is_most_probable
+    ranks = present()
+    with transaction(ranks, "The evaluation"):
+        return [_score(posterior, task, how, batch_size, metric, generator, ranks) for task in tasks]
 
 
 def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
@@ -131,21 +135,34 @@ def _score(
     batch_size: int,
     metric: Metric,
     generator: torch.Generator,
+    ranks: Ranks,
 ) -> Score:
-    right, hits, confidence, loss, examples = [], [], [], 0.0, 0
-    for batch in task.epoch(batch_size, generator, test=True):
+    empty = torch.zeros(0, dtype=torch.float64)
+    right, hits, confidence, loss, has_classes = [empty], [empty], [empty], 0.0, False
+    for whole in task.epoch(batch_size, generator, test=True):
+        # A batch of fewer examples than there are ranks is run by each, and counts on the first.
+        is_shared = len(whole[-1]) >= ranks.count
+        batch = split(whole, ranks.count)[ranks.rank] if is_shared else whole
         *inputs, target = batch
         predicted = posterior.predict(*inputs, **how, **task.context)
         target = target.to(_device(predicted))
-        right.append(_one_each(metric(predicted, (*inputs, target)), len(target)))
-        loss -= float(predicted.log_prob(target).double().sum())
-        examples += len(target)
+        own = _one_each(metric(predicted, (*inputs, target)), len(target))
+        lost = float(predicted.log_prob(target).double().sum())
         found = _guesses(predicted, target)
-        if found is not None:
-            hits.append(found[0].flatten().cpu())
-            confidence.append(found[1].flatten().cpu())
-    error = calibration_error(torch.cat(confidence), torch.cat(hits)) if hits else float("nan")
-    return Score(float(torch.cat(right).mean()), loss / examples, error, examples)
+        has_classes = found is not None
+        if is_shared or ranks.is_first:
+            right.append(own)
+            loss -= lost
+            if found is not None:
+                hits.append(found[0].flatten().double().cpu())
+                confidence.append(found[1].flatten().double().cpu())
+    (scores,), _ = ranks.gather_rows("the scores", [torch.cat(right)])
+    loss = sum(row[0] for row in ranks.meet("the loss", loss))
+    error = float("nan")
+    if has_classes:
+        (hit, sure), _ = ranks.gather_rows("the guesses", [torch.cat(hits), torch.cat(confidence)])
+        error = calibration_error(sure, hit)
+    return Score(float(scores.mean()), loss / len(scores), error, len(scores))
 
 
 def _one_each(values: Any, examples: int) -> Tensor:

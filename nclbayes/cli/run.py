@@ -38,6 +38,7 @@ from nclbayes.experiments.runs import run as run_one
 from nclbayes.experiments.setups import SETUPS, find_setup
 from nclbayes.experiments.tuning import Tuned
 from nclbayes.methods import METHODS
+from nclbayes.ranks import launched, present
 
 run_app = typer.Typer()
 
@@ -91,10 +92,12 @@ def run(
         chosen = _config(set, method, scenario, seed, tuned, settings, prior_scale, read_device(device), given)
         _refuse_unused(tuned, [chosen])
         out = Path("runs") / f"{chosen.set}-{chosen.scenario or 'run'}-{method}-{seed}" if out is None else out
-    with interruptible():
+    with interruptible(), launched(chosen.device):
         record = run_one(chosen, out, progress=False if quiet else None, say=sayer(quiet or as_json))
-    report = write_page(out, f"{chosen.set}: {chosen.method}", [(chosen, record)])
-    show({chosen.method: [record]}, report, quiet, as_json)
+        is_first = present().is_first
+    if is_first:
+        report = write_page(out, f"{chosen.set}: {chosen.method}", [(chosen, record)])
+        show({chosen.method: [record]}, report, quiet, as_json)
 
 
 @run_app.command(

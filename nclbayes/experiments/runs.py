@@ -21,6 +21,7 @@ from nclbayes.methods import JointLearner, find_method
 from nclbayes.nn import BayesianNetwork
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.posterior.query import Query
+from nclbayes.ranks import Ranks, present, transaction
 from nclbayes.storage.locking import sole_use
 
 Watcher = Callable[[str], None]
@@ -56,9 +57,9 @@ def run(
         >>> len(record.tasks)
         2
     """
-    found = prepared(config)
-    with sole_use(out):
-        return _learn(config, *found, out, progress, say)
+    found, ranks = prepared(config), present(torch.device(config.device))
+    with transaction(ranks, "The run"), sole_use(out if ranks.is_first else None):
+        return _learn(config, *found, out, progress, say, ranks)
 
 
 def _learn(
@@ -69,7 +70,13 @@ def _learn(
     out: Path | None,
     progress: bool | None,
     say: Watcher,
+    ranks: Ranks,
 ) -> Record:
+    if out is not None:
+        if ranks.is_first:
+            claim_folder(out, config)
+        # What the others find there, they find after that.
+        ranks.meet("the run's folder")
     learner, record = _begin(config, model, tasks, out)
     # A head of its own has nothing to say before its task is learnt.
     heads_differ = any(task.context != tasks[0].context for task in tasks)
@@ -82,15 +89,16 @@ def _learn(
             checkpoint = None if out is None else out / "update.ckpt"
             report = learner.update(tasks[k], progress=progress, checkpoint=checkpoint)
             losses, seconds = report.losses, report.seconds
-            if out is not None:
+            if out is not None and ranks.is_first:
                 if config.keep_each:
                     learner.save(_kept(out, k + 1))
                 learner.save(out / "posterior.ncl")
         scored = [among_seen(task, tasks[k]) for task in tasks[: k + 1]] if heads_differ else tasks
         record.add(_scores(config, setup, learner, scored), losses, seconds)
-        if out is not None:
+        if out is not None and ranks.is_first:
             record.save(out / "record.json")
-        say(f"{k + 1}/{len(tasks)} {tasks[k].name}: average accuracy {record.average_accuracy:.1%}")
+        if ranks.is_first:
+            say(f"{k + 1}/{len(tasks)} {tasks[k].name}: average accuracy {record.average_accuracy:.1%}")
     return record
 
 
@@ -242,7 +250,6 @@ def _begin(
     if out is None:
         generator = torch.Generator().manual_seed(config.seed)
         return method.build(model, config.settings, generator), Record(names, about=asdict(config))
-    claim_folder(out, config)
     record = Record(names, about=asdict(config))
     if (out / "record.json").exists():
         record = Record.load(out / "record.json")

@@ -71,4 +71,4 @@ def transaction(ranks: Ranks, what: str) -> Iterator[None]:
 
 def _why(what: str, said: list[Any]) -> str:
     failed = [f"rank {rank} failed with {one['error']}" for rank, one in enumerate(said) if one and "error" in one]
-    return f"{what} is given up on all ranks, and changed nothing: {'; '.join(failed) or 'one of them stopped'}"
+    return f"{what} is given up on all ranks: {'; '.join(failed) or 'one of them stopped'}"

@@ -248,11 +248,11 @@ ALONE = Ranks()
 _warned = False
 
 
-def present(device: torch.device) -> Ranks:
+def present(device: torch.device | None = None) -> Ranks:
     """The processes of torch's default group, where there is one.
 
     Args:
-        device: Where the posterior is.
+        device: Where the posterior is; None: wherever the group can exchange.
 
     Returns:
         All of them; one process alone without a group.
@@ -273,11 +273,11 @@ def present(device: torch.device) -> Ranks:
                 stacklevel=2,
             )
         return ALONE
-    if backend == "nccl" and device.type != "cuda":
+    if backend == "nccl" and device is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if backend == "nccl" and device is not None and device.type != "cuda":
         raise RankError(
             f"The process group's backend is nccl, which exchanges tensors of GPUs, and the posterior is on the "
             f"{device.type}: move it, posterior.to('cuda'), or call init_process_group('gloo')."
         )
-    if backend == "mpi" and device.type == "cuda":
-        raise RankError("The process group's backend is mpi: for a posterior on a GPU, use nccl or gloo.")
     return Ranks(dist.get_rank(), count, device if backend == "nccl" else None)

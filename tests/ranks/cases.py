@@ -164,9 +164,7 @@ CASES: dict[str, Case] = {
     "counts": lambda: (
         learner(
             ncl.LaplaceNCL(**SETTINGS),
-            ncl.BayesianNetwork(
-                _seeded(lambda: nn.Linear(5, 2)), ncl.Poisson(), prior=dist.Normal(0.0, 0.3)
-            ),
+            ncl.BayesianNetwork(_seeded(lambda: nn.Linear(5, 2)), ncl.Poisson(), prior=dist.Normal(0.0, 0.3)),
         ),
         [
             ncl.Task((x, torch.poisson(x[:, :2].exp(), generator=torch.Generator().manual_seed(0))), name=f"task {k}")

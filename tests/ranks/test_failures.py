@@ -196,9 +196,7 @@ def interrupted(rank: int, folder: Path, name: str, stops: bool) -> None:
 
 @pytest.mark.parametrize("name", list(ENGINES))
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
-def test_an_update_goes_on_with_another_number_of_processes(
-    name: str, before: int, after: int, tmp_path: Path
-) -> None:
+def test_an_update_goes_on_with_another_number_of_processes(name: str, before: int, after: int, tmp_path: Path) -> None:
     def run(count: int, stops: bool) -> None:
         if count == 1:
             interrupted(0, tmp_path, name, stops)
