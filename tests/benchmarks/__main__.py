@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.benchmarks import engines, fisher, soak, sums
+from tests.benchmarks import engines, fisher, ranks, scaling, soak, sums
 
 
 def main() -> None:
@@ -12,6 +12,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, {default} threads by default\n")
     # First: a process starts with the peak of the one that it comes from.
     print(fisher.run_memory())
+    print(ranks.run())
+    print(scaling.run())
     print(soak.run(tasks=300, seeds=1, drift=0.0, learners=soak.contestants(), jobs=default))
     for threads in dict.fromkeys((1, default)):
         torch.set_num_threads(threads)

@@ -25,6 +25,7 @@ from nclbayes.engines.base import ENGINES, Outcome, Problem
 from nclbayes.engines.curvature import add_fishers, task_fisher
 from nclbayes.engines.laplace import LaplaceStepper
 from nclbayes.engines.loop import History
+from nclbayes.ranks import present
 from tests.benchmarks.timing import table
 
 WIDTHS = (1024, 2000, 2000, 100)
@@ -81,6 +82,32 @@ def measure(rank: int, count: int, folder: str, widths: tuple[int, ...], example
         Path(folder, f"found-{count}").write_text(json.dumps(FOUND[-1]))
     if count > 1:
         dist.destroy_process_group()
+
+
+def meet(rank: int, folder: str, times: int) -> None:
+    """Meet the other process again and again."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    ranks = present()
+    ranks.meet("the start")
+    started = time.perf_counter()
+    for _ in range(times):
+        ranks.meet("again")
+    if rank == 0:
+        Path(folder, "seconds").write_text(str((time.perf_counter() - started) / times))
+    dist.destroy_process_group()
+
+
+def meeting_time(times: int = 2000) -> float:
+    """What it takes two processes on this machine to meet."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=meet, args=(rank, folder, times)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        return float(Path(folder, "seconds").read_text())
 
 
 def compared(widths: tuple[int, ...] = WIDTHS, examples: int = EXAMPLES) -> tuple[dict[str, float], dict[str, float]]:
