@@ -24,9 +24,8 @@ _OF_CLASSES, _OF_NOISY, _ENOUGH = 10.0, 3.0, 0.97
 _FIRM = 200.0
 # Learning rates, where none is given.
 _RATE, _ADAM_RATE = 0.05, 0.001
-# So many targets over all examples are enough for a Fisher, and so many for each; and in all at most such a part of the
-# examples that the steps run.
-_DRAWS, _EACH, _PART = 3000, 30, 0.25
+# So many targets over all examples are enough for a Fisher, and so many for each.
+_DRAWS, _EACH = 3000, 30
 
 PAPER: dict[str, Any] = {
     "schedule": None,
@@ -103,8 +102,7 @@ class EngineSettings:
             68 % with either, where "kl" had 86 % and plain training 85 %.
         fisher: "model", "exact" or "empirical".
         fisher_samples: Targets drawn for each example. "auto": one, or where the examples are few as many as make
-            3,000 with all of them, at most 30, and at most one for every four times that the steps go through them;
-            variational NCL, which draws anew at every step, one.
+            3,000 with all of them, at most 30; variational NCL, which draws anew at every step, one.
         fisher_size: Use so many examples for the Fisher after a task; None: all. Variational NCL averages the Fisher
             over its steps' batches instead.
         fisher_temperature: Divides the logits of a classifier in its Fisher.
@@ -244,9 +242,7 @@ class EngineSettings:
 
     def _draws(self, examples: float) -> int:
         """How many targets to draw for each of so many examples."""
-        passes = self.epochs if self.steps is None else self.steps * min(self.batch_size, examples) / examples
-        assert passes is not None
-        return max(1, min(_EACH, math.ceil(_DRAWS / examples), int(_PART * passes)))
+        return min(_EACH, math.ceil(_DRAWS / examples))
 
     def rate(self, done: float) -> float:
         """The learning rate at a point of a task.

@@ -252,14 +252,6 @@ def test_few_examples_have_more_targets_drawn(examples: int, size: int | None, d
     assert ncl.VariationalNCL(fisher_samples="auto").settled(**settings).fisher_samples == 1
 
 
-@pytest.mark.parametrize(
-    ("length", "draws"), [({"steps": 100}, 1), ({"steps": 400}, 4), ({"steps": None, "epochs": 9.0}, 2)]
-)
-def test_short_training_has_fewer_targets_drawn(length: dict[str, Any], draws: int) -> None:
-    engine = ncl.LaplaceNCL(batch_size=16, **length)
-    assert engine.settled(weights=10, examples=400, certain=True).fisher_samples == draws
-
-
 def test_the_report_says_what_was_decided_and_why() -> None:
     posterior = ncl.OnlinePosterior(classifier(prior=100.0), ncl.LaplaceNCL(steps=1000, batch_size=40, lr=0.1))
     first = posterior.update(separable(), progress=False)
