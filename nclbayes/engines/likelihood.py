@@ -233,7 +233,9 @@ class BlockLikelihood:
             problem.meet(run)
             value = part.weight * objective(run.observed)
             fit += float(value.detach())
-            gradient = summed(gradient, block_gradients(problem, value, run, self._blocks, self._by_rows))
+            planned = self._by_rows if problem.ranks.are_many else None
+            own = block_gradients(value, run, self._blocks, parts=problem.accumulate, planned=planned)
+            gradient = summed(gradient, own)
         fit, gradient = gradient_of_all(problem, self._blocks, fit, gradient, self._by_rows)
         return fit, gradient, batch_size(batch)
 
@@ -306,31 +308,31 @@ def gradient_of_all(
 
 
 def block_gradients(
-    problem: Problem,
     value: Tensor,
     run: ModelRun,
     blocks: list[BlockSteps],
-    planned: Set[str],
     retain_graph: bool = False,
+    parts: int = 1,
+    planned: Set[str] | None = None,
 ) -> dict[str, Gradient]:
     """The gradient of a watched run's log likelihood, in the form that is cheaper to precondition.
 
     Args:
-        problem: The task.
         value: The log likelihood.
         run: The run.
         blocks: Whose steps the gradient is for.
-        planned: Where there are several ranks, the blocks whose gradient is left as rows.
         retain_graph: Whether the run will be differentiated again.
+        parts: How many such runs will be added up.
+        planned: The blocks that prefer rows, where that is decided; None: it is, by how many rows there are.
 
     Returns:
         For each block its rows where it prefers them, else a matrix.
     """
     uses, counts = uses_by_weight(run), rows_of_blocks(run, (steps.state.block for steps in blocks))
-    if problem.ranks.are_many:
-        preferring = [s for s in blocks if s.name in planned and s.name in counts]
+    if planned is None:
+        preferring = [s for s in blocks if s.prefers_rows(parts * counts.get(s.name, math.inf))]
     else:
-        preferring = [s for s in blocks if s.prefers_rows(problem.accumulate * counts.get(s.name, math.inf))]
+        preferring = [s for s in blocks if s.name in planned and s.name in counts]
     by_rows = {steps.name: uses[steps.state.block.sites[0]] for steps in preferring}
     edges: dict[str | tuple[str, int], GradientEdge] = {}
     for steps in blocks:

@@ -243,7 +243,8 @@ class VariationalStepper:
                 run = watch(problem.model, part.batch, values, problem.task.context)
             problem.meet(run)
             fit = part.weight * objective(run.observed)
-            own = block_gradients(problem, fit, run, self._blocks, self._by_rows, retain_graph=True)
+            planned = self._by_rows if problem.ranks.are_many else None
+            own = block_gradients(fit, run, self._blocks, retain_graph=True, parts=problem.accumulate, planned=planned)
             gradient, total = summed(gradient, own), total + float(fit.detach())
             self._fisher.add(run, part.batch, counted * part.weight, part.among)
         return gradient, total
