@@ -18,6 +18,10 @@ from nclbayes.storage import write_file
 SETTINGS: dict[str, Any] = {"steps": 12, "batch_size": 22}
 
 
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 200), nn.Tanh(), nn.Linear(200, 3))
+
+
 def blobs(seed: int, examples: int = 61, classes: int = 3, size: int = 5) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(classes, (examples,), generator=draw)
@@ -160,6 +164,11 @@ CASES: dict[str, Case] = {
         ),
         [ncl.Task(blobs(seed), name=f"task {seed}", context={"head": seed - 1}) for seed in (1, 2)],
     ),
+    # Wide enough for gradients to be left as rows.
+    **{
+        f"wide {name}": (lambda engine=engine: (learner(engine(**SETTINGS), classifier(_seeded(wide))), tasks()))
+        for name, engine in (("laplace", ncl.LaplaceNCL), ("variational", ncl.VariationalNCL))
+    },
     "experts": lambda: (learner(ncl.LaplaceNCL(**SETTINGS), classifier(_seeded(Experts))), sorted_tasks()),
     "counts": lambda: (
         learner(

@@ -17,7 +17,21 @@ from tests.ranks.group import failures, together
 # Sums over examples are rounded in another order, in single precision: 1e-7 of each, which steps and inverses of small
 # matrices let grow. What another draw, or an example more or less, would change is 1e-2 and more.
 TOLERANCE = 1e-5
-SHORT = ["laplace", "variational", "sequences", "images", "heads", "experts", "counts", "ewc", "owm", "replay"]
+# Of wide maps that are held by few examples: one process that splits its batches in two differs by 1.3e-5 from itself.
+WIDE_TOLERANCE = 1e-4
+SHORT = [
+    "laplace",
+    "variational",
+    "sequences",
+    "images",
+    "heads",
+    "experts",
+    "counts",
+    "ewc",
+    "owm",
+    "replay",
+    "wide laplace",
+]
 
 
 def compare(count: int, names: list[str], folder: Path) -> None:
@@ -32,7 +46,7 @@ def compare(count: int, names: list[str], folder: Path) -> None:
         assert torch.equal(found[0]["generator"], alone["generator"]), name
         for part, tensor in alone.items():
             away = (tensor.double() - found[0][part].double()).norm() / tensor.double().norm().clamp(min=1e-30)
-            assert float(away) < TOLERANCE, (name, part, float(away))
+            assert float(away) < (WIDE_TOLERANCE if "wide" in name else TOLERANCE), (name, part, float(away))
 
 
 def test_two_processes_come_to_the_posterior_of_one(tmp_path: Path) -> None:
