@@ -70,9 +70,14 @@ TOLD: dict[str, tuple[Call, Shapes, Tensor]] = {
         {"v": (3, 4), "g": (3, 1)},
         SEQUENCE,
     ),
-    "a part of a weight": (lambda x, w: F.linear(x[:, :2], w[:, :2]), {"w": (3, 4)}, X),
+    "a part, and a gain": (lambda x, w: F.linear(x[:, :2], w[:, :2]) * w[0, 3], {"w": (3, 4)}, X),
     "a weight put together": (lambda x, w: F.linear(x, torch.cat([w, w])), {"w": (3, 4)}, X),
-    "chunks": (lambda x, w: F.linear(x, w.chunk(3)[1]), {"w": (9, 4)}, SEQUENCE),
+    "chunks, and a gain": (
+        lambda x, w: F.linear(x, w.chunk(3)[1]) * F.linear(x, w[:1]) * w[0, 0],
+        {"w": (9, 4)},
+        SEQUENCE,
+    ),
+    "every other row": (lambda x, w: F.linear(x, w[::2]), {"w": (9, 4)}, SEQUENCE),
     "shared bias": (
         lambda x, w, v, b: F.linear(F.linear(x, w, b).tanh(), v, b),
         {"w": (4, 4), "v": (4, 4), "b": (4,)},
