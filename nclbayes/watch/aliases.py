@@ -133,7 +133,7 @@ class Alias:
             return None
         if out.dtype != own.dtype or out.untyped_storage().data_ptr() != own.untyped_storage().data_ptr():
             return None
-        starts = _starts(own, out.storage_offset() - own.storage_offset())
+        starts = _starts(own, int(out.storage_offset() - own.storage_offset()))
         for axes in combinations(range(own.ndim), out.ndim):
             sizes = dict(zip(axes, out.shape, strict=True))
             fits = all(out.stride(i) == own.stride(axis) for i, axis in enumerate(axes))
@@ -161,8 +161,7 @@ def _starts(tensor: Tensor, offset: int) -> list[int]:
     starts, reach = [0] * tensor.ndim, 0
     if offset < 0:
         return []
-    for axis in sorted((i for i in range(tensor.ndim) if tensor.shape[i] > 1), key=lambda i: -tensor.stride(i)):
-        stride = tensor.stride(axis)
+    for stride, axis in sorted(((s, i) for i, s in enumerate(tensor.stride()) if tensor.shape[i] > 1), reverse=True):
         if stride == 0 or (reach and stride * tensor.shape[axis] > reach):
             return []
         starts[axis], offset, reach = offset // stride, offset % stride, stride
