@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ class Alias:
         transposed: Whether the last two dimensions are exchanged.
         tensor: The tensor.
         part: Which part of the value it is; None: all of it.
+        version: How often it had been written into then.
     """
 
     site: str
@@ -61,6 +62,10 @@ class Alias:
     transposed: bool
     tensor: Tensor
     part: Part | None = None
+    version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "version", self.tensor._version)
 
     @property
     def ranges(self) -> tuple[Range, ...]:
@@ -106,6 +111,9 @@ class Alias:
         return found
 
     def _followed(self, func: Callable[..., Any], out: Tensor) -> Alias | None:
+        if out is self.tensor:
+            # A call that does nothing, or one that writes into it.
+            return self if out._version == self.version else None
         if func in COPIES and out.shape == self.tensor.shape:
             return replace(self, tensor=out)
         if not out._is_view():

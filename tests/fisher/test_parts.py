@@ -128,6 +128,19 @@ def test_the_factors_of_one_part_are_the_fisher() -> None:
     torch.testing.assert_close(torch.kron(found.input, found.output), expected)
 
 
+def test_parts_of_the_inputs_have_the_fisher_of_the_whole_but_for_what_is_between_them() -> None:
+    def model(x: Tensor, y: Tensor, cut: bool) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(5, 3), 1.0).to_event(2))
+        out = x[:, :2] @ w[:2] + x[:, 2:] @ w[2:] if cut else x @ w
+        pyro.sample("y", dist.Normal(out.tanh(), 1.0).to_event(1), obs=y)
+
+    values, batch = {"w": inputs(5, 3, seed=2)}, (inputs(6, 5), torch.zeros(6, 3))
+    found, whole = (ncl.fisher(model, values, batch, context={"cut": cut}, kind="exact")["w"] for cut in (True, False))
+    between = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).double()
+    expected = torch.kron(whole.input * between, whole.output)
+    torch.testing.assert_close(torch.kron(found.input, found.output), expected, rtol=1e-5, atol=1e-6)
+
+
 class Experts(nn.Module):
     """A mixture of experts, of which each example meets one: as layers, a stack in a loop, or a grouped product."""
 

@@ -91,6 +91,8 @@ RUN_AGAIN: dict[str, tuple[Call, Shapes, Tensor]] = {
     "tensordot": (lambda x, w: torch.tensordot(x, w, dims=([1], [1])), {"w": (3, 4)}, X),
     "reshaped": (lambda x, w: x @ w.reshape(4, 3), {"w": (3, 4)}, X),
     "a changed copy": (lambda x, w: F.linear(x, _without_first_column(w)), {"w": (3, 4)}, X),
+    "a changed part of a copy": (lambda x, w: F.linear(x, _doubled(w, slice(2))), {"w": (3, 4)}, X),
+    "a changed view of a copy": (lambda x, w: x @ _doubled(w.T, slice(None)), {"w": (3, 4)}, X),
     "stack of one": (lambda x, w: (x[:, None] @ w)[:, 0], {"w": (1, 4, 3)}, X),
     "transposed convolution": (
         lambda x, w: F.conv_transpose2d(x, w, dilation=2, output_padding=1),
@@ -104,6 +106,12 @@ RUN_AGAIN: dict[str, tuple[Call, Shapes, Tensor]] = {
 def _without_first_column(w: Tensor) -> Tensor:
     copy = w.clone()
     copy[:, 0] = 0.0
+    return copy
+
+
+def _doubled(w: Tensor, which: slice) -> Tensor:
+    copy = w.clone()
+    copy[which].mul_(2.0)
     return copy
 
 

@@ -163,6 +163,12 @@ def test_a_bias_of_other_outputs_is_not_the_parts(bias: tuple[int, ...]) -> None
     assert isinstance(blocks["b"], DiagonalBlock)
 
 
+def test_a_call_that_returns_its_argument_is_no_use() -> None:
+    run = run_of(lambda x, w, b: F.linear(x, F.dropout(w, training=False)), inputs(6, 4), (9, 4), (1,))
+    assert not run.others
+    assert len(run.linear) == 1
+
+
 def test_parts_that_are_not_used_change_nothing() -> None:
     run = run_of(lambda x, w, b: F.linear(x, w.chunk(3)[1]), inputs(6, 4), (9, 4), (1,))
     assert not run.others
