@@ -148,15 +148,12 @@ class BlockSums:
         """Everything that is summed, to be restored exactly."""
         found: dict[str, Tensor] = {}
         sides = {"straight": self._straight, "exchanged": self._exchanged}
-        counts = [self._biased_rows]
         for side, sums in sides.items():
-            counts.append(-1.0 if sums is None else sums.rows)
             if sums is not None:
                 for part in ("inputs", "gradients"):
                     held = getattr(sums, part).tensors()
                     found |= {f"{side}.{part}.{name}": tensor for name, tensor in held.items()}
-        held = (torch.as_tensor(count, dtype=torch.float64, device="cpu") for count in counts)
-        return found | {"counts": torch.stack(torch.broadcast_tensors(*held))}
+        return found | {"counts": self._counts(-1.0).cpu()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -180,15 +177,13 @@ class BlockSums:
 
     def totals(self) -> dict[str, Tensor]:
         """What was summed, each number once, in float64: such totals may be added up."""
-        found, counts = dict[str, Tensor](), [float(self._biased_rows), float(self._straight.rows), 0.0]
+        found: dict[str, Tensor] = {}
         for side, sums in (("straight", self._straight), ("exchanged", self._exchanged)):
             if sums is not None:
                 for part in ("inputs", "gradients"):
                     held = getattr(sums, part).totals()
                     found |= {f"{side}.{part}.{name}": tensor for name, tensor in held.items()}
-        if self._exchanged is not None:
-            counts[2] = float(self._exchanged.rows)
-        return found | {"counts": torch.tensor(counts, dtype=torch.float64, device=self._device)}
+        return found | {"counts": self._counts(0.0)}
 
     def take(self, totals: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`totals` gave, or a sum of such.
@@ -196,7 +191,7 @@ class BlockSums:
         Args:
             totals: Its result.
         """
-        self._biased_rows, self._straight.rows, exchanged = (float(c) for c in totals["counts"])
+        self._biased_rows, self._straight.rows, exchanged = totals["counts"].clone()
         if under(totals, "exchanged."):
             self._exchanged = self._empty(exchanged=True)
             self._exchanged.rows = exchanged
@@ -213,6 +208,13 @@ class BlockSums:
             if not sums.gradients.is_finite():
                 return "gradients"
         return None
+
+    def _counts(self, absent: float) -> Tensor:
+        """Numbers of rows: with a bias, straight, and exchanged if there are such; [3], or [3, k] of a stack."""
+        exchanged = absent if self._exchanged is None else self._exchanged.rows
+        counts = (self._biased_rows, self._straight.rows, exchanged)
+        held = (torch.as_tensor(count, dtype=torch.float64, device=self._device) for count in counts)
+        return torch.stack([count.expand(self._block.shape[:-2]) for count in held])
 
     def _side(self, use: LinearUse) -> _Sums:
         if use.transposed == self._block.transposed:
