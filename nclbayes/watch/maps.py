@@ -132,7 +132,7 @@ class MapRecorder(TorchFunctionMode):
         use = self._linear_use(func, out, args, kwargs) if is_clear else None
         explained = () if use is None else (use.weight, use.bias)
         rest = [
-            Derived(alias.tensor, {alias.site: alias.value}, alias.tensor._version)
+            Derived(alias.tensor, {alias.site: alias.value}, alias.version)
             for alias in found
             if alias.site not in explained
         ]
