@@ -11,6 +11,7 @@ from nclbayes.blocks.layout import Block, DiagonalBlock, KroneckerBlock, quoted
 from nclbayes.errors import LatentError, UnsupportedUseError
 from nclbayes.watch import LinearUse, ModelRun, OtherUse
 from nclbayes.watch.einsum import EinsumRows
+from nclbayes.watch.parts import PartRows
 from nclbayes.watch.rows import ConvolutionRows, TransposedConvolutionRows
 from nclbayes.watch.sites import base_normal
 
@@ -19,8 +20,9 @@ def find_blocks(run: ModelRun) -> dict[str, Block]:
     """The blocks of the sites that a run used.
 
     A weight whose every use is a linear map makes a Kronecker block, together with its bias if that serves no other
-    map; what is used in any other way (a gain, an embedding, a slice) makes a diagonal block. A latent site that the
-    run met but did not use makes none.
+    map; what is used in any other way (a gain, an embedding) makes a diagonal block. Products with parts of a matrix
+    are maps of the whole; those with the matrices of a stack are maps of a stack. A latent site that the run met but
+    did not use makes none.
 
     Args:
         run: A watched run of the model.
@@ -36,7 +38,7 @@ def find_blocks(run: ModelRun) -> dict[str, Block]:
     blocks: dict[str, Block] = {}
     taken: set[str] = set()
     for site, uses in linear.items():
-        if site in others:
+        if site in others or _is_torn(uses):
             continue
         block = _kronecker_block(run, site, uses, _own_bias(uses, linear, others, run))
         if block.name != site and block.name in run.latents:
@@ -44,7 +46,7 @@ def find_blocks(run: ModelRun) -> dict[str, Block]:
         blocks[block.name] = block
         taken.update(block.sites)
     biases = [use.bias for use in run.linear if use.bias is not None]
-    for site in dict.fromkeys([*others, *biases]):
+    for site in dict.fromkeys([*others, *linear, *biases]):
         if site not in taken:
             blocks[site] = _diagonal_block(run, site, linear.get(site, []), others.get(site, []))
     return blocks
@@ -85,7 +87,7 @@ def _kronecker_block(run: ModelRun, site: str, uses: list[LinearUse], bias: str 
     elif isinstance(first.rows, EinsumRows):
         view = first.rows.view
     else:
-        view = (1, *shape) if first.rows.vector else shape
+        view = (1, *shape) if len(shape) == 1 else shape
     if any(_form(use) != _form(first) for use in uses):
         calls = sorted({use.call for use in uses})
         raise UnsupportedUseError(
@@ -101,6 +103,11 @@ def _kronecker_block(run: ModelRun, site: str, uses: list[LinearUse], bias: str 
         bias=bias,
         bias_shape=() if bias is None else tuple(run.latents[bias].value.shape),
     )
+
+
+def _is_torn(uses: list[LinearUse]) -> bool:
+    """Whether parts of a weight, and the whole of it, are maps of different forms, which share no factors."""
+    return any(isinstance(use.rows, PartRows) for use in uses) and len({_form(use) for use in uses}) > 1
 
 
 def _form(use: LinearUse) -> tuple[object, ...]:

@@ -105,8 +105,8 @@ def _sides(value: Any) -> tuple[Side, Side]:
 
 
 def _side(value: Any) -> Side:
-    if value in ("auto", "dense", "diagonal"):
-        return str(value)
+    if isinstance(value, str) and value in ("auto", "dense", "diagonal"):
+        return value
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise SettingError(

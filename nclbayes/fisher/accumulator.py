@@ -252,9 +252,10 @@ class FisherAccumulator:
         kronecker = {b.weight: KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
         for use in run.linear:
             if use.weight in kronecker:
-                self._check_examples(use, run)
                 kronecker[use.weight].uses.append(use)
         groups = list(kronecker.values())
+        for group in groups:
+            self._check_examples(group.uses, run)
         # What has a diagonal Fisher: all that is no linear map, or everything.
         squared = [block for block in blocks if self.diagonal or isinstance(block, DiagonalBlock)]
         alone = partial(self._examples.moments, batch, run)
@@ -359,14 +360,18 @@ class FisherAccumulator:
                     self._sums[name] = BlockSums(group.block, dtype, grad.device)
                 self._sums[name].add_gradients(pairs, weight)
 
-    def _check_examples(self, use: LinearUse, run: ModelRun) -> None:
+    def _check_examples(self, uses: Sequence[LinearUse], run: ModelRun) -> None:
         """Only drawn targets make the cross terms of a row that all examples share vanish."""
-        if self.kind is not FisherKind.MODEL and use.rows.count % run.examples:
-            raise DataError(
-                f"{use.call} with weight '{use.weight}' has {use.rows.count} rows for {run.examples} examples: they "
-                "share rows, or not all of them have one, and a Fisher of kind "
-                f"'{self.kind.value}' cannot tell whose rows they are. Use kind='model'."
-            )
+        # The maps of a stack may have shared the examples among them.
+        dealt = sum(use.rows.count for use in uses if use.maps is not None)
+        for use in uses:
+            count = use.rows.count if use.maps is None else dealt
+            if self.kind is not FisherKind.MODEL and count % run.examples:
+                raise DataError(
+                    f"{use.call} with weight '{use.weight}' has {count} rows for {run.examples} examples: they "
+                    "share rows, or not all of them have one, and a Fisher of kind "
+                    f"'{self.kind.value}' cannot tell whose rows they are. Use kind='model'."
+                )
 
     def _check_finite(self) -> None:
         for name, sums in self._sums.items():

@@ -41,6 +41,8 @@ def pieces_of(block: DiagonalBlock, run: ModelRun) -> list[Separable] | None:
 def _of_rows(block: DiagonalBlock, use: LinearUse, examples: int) -> Parts | None:
     """A linear map whose weight has another use besides, or a bias that several maps share."""
     lead, is_weight = use.rows.lead, use.weight == block.name
+    if use.maps is not None:
+        return None
     if lead[0] != examples or use.mask is not None or (is_weight and (len(block.shape) != 2 or use.bias == block.name)):
         return None
 

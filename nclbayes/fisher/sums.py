@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nclbayes.blocks import KroneckerBlock
+from nclbayes.fisher.bundles import bundled
 from nclbayes.fisher.gram import AnyGramSum, gram_sum, rounding
 from nclbayes.kronecker import BlockDiagonal
 from nclbayes.kronecker.blockdiagonal import Matrix, each, widths_of
@@ -24,7 +25,7 @@ class KroneckerFisher:
     Attributes:
         input: Mean of z z^T over rows, [n, n] or [k, n, n], float64.
         output: Sum of g g^T over rows, scaled to the number of examples asked for, [m, m] or [k, m, m], float64.
-        rows: How many rows were summed.
+        rows: How many rows were summed; of a stack, by the map that has most.
         examples: How many examples they came from.
         rtol: Rounding errors of the two sums relative to their largest entry: the `rtol` for ``kronecker_sum``.
         is_exchanged: Whether rows of a transposed use are among those summed, with their sides exchanged.
@@ -78,11 +79,12 @@ class BlockSums:
             uses: The block's uses in that batch.
             weight: What each of the batch's examples counts.
         """
-        for use in uses:
+        for bundle in bundled(uses, self._block.shape):
+            use = bundle.first
             sums, biased = self._side(use), use.bias is not None and use.bias == self._block.bias
-            for rows in use.input_rows():
+            for rows in bundle.input_rows():
                 sums.inputs.add(rows, weight, in_row_sum=biased)
-            count = weight * use.count()
+            count = weight * bundle.count()
             sums.rows = sums.rows + count
             if biased:
                 self._biased_rows = self._biased_rows + count
@@ -94,8 +96,9 @@ class BlockSums:
             pairs: Uses, with the gradient of their output.
             weight: What each of the batch's examples counts.
         """
-        for use, grad in pairs:
-            self._side(use).gradients.add(use.gradient_rows(grad), weight)
+        grads = {id(use): grad for use, grad in pairs}
+        for bundle in bundled([use for use, _ in pairs], self._block.shape):
+            self._side(bundle.first).gradients.add(bundle.gradient_rows(grads), weight)
 
     def scale(self, factor: float) -> None:
         """Multiply what has been summed so far.
@@ -110,7 +113,7 @@ class BlockSums:
         self._biased_rows = self._biased_rows * factor
 
     def factors(self, scale: float, samples: int, examples: float) -> KroneckerFisher:
-        """The Fisher ``(N / N_b) (sum z z^T) (x) (sum g g^T) / R``.
+        """The Fisher ``(N / N_b) (sum z z^T) (x) (sum g g^T) / R``; each map of a stack has its own R.
 
         Rows of a transposed use are first rescaled, z by a factor and g by its inverse, so that both kinds have the
         same mean squared input; the trace of the result is then the sum of the traces of the two Fishers.
@@ -123,35 +126,34 @@ class BlockSums:
         Returns:
             The two factors.
         """
-        rows = rows1 = float(self._straight.rows)
+        rows = rows1 = torch.as_tensor(self._straight.rows, dtype=torch.float64, device=self._device)
         if self._exchanged is not None:
-            rows += float(self._exchanged.rows)
-        rows = rows or 1.0
-        A, G = self._straight.inputs.value(1 / rows), self._straight.gradients.value(scale / samples)
+            rows = rows + self._exchanged.rows
+        rows = torch.where(rows > 0, rows, 1.0)
+        A, G = _scaled(self._straight.inputs, 1 / rows), self._straight.gradients.value(scale / samples)
         if self._exchanged is not None:
-            A2 = self._exchanged.gradients.value(1 / (rows * samples))
+            A2 = _scaled(self._exchanged.gradients, 1 / (rows * samples))
             G2 = self._exchanged.inputs.value(scale)
-            power, power2 = _trace(A) / rows1, _trace(A2) / (rows - rows1)
+            power, power2 = _trace(A) / _on(rows1), _trace(A2) / _on(rows - rows1)
             ratio = torch.where((power > 0) & (power2 > 0), power / power2, torch.ones_like(power))
             share = torch.where(power2 > 0, 1 / ratio, 0.0)
             A, G = each(torch.add, A, ratio * A2), each(torch.add, G, share * G2)
         if self._block.bias is not None:
             A = self._with_bias(A, rows)
-        rtol = rounding(max(A.shape[-1], G.shape[-1]), samples * rows, self._dtype)
-        return KroneckerFisher(A, G, rows, examples, rtol, self._exchanged is not None)
+        most = float(rows.max())
+        rtol = rounding(max(A.shape[-1], G.shape[-1]), samples * most, self._dtype)
+        return KroneckerFisher(A, G, most, examples, rtol, self._exchanged is not None)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is summed, to be restored exactly."""
         found: dict[str, Tensor] = {}
         sides = {"straight": self._straight, "exchanged": self._exchanged}
-        counts = [float(self._biased_rows)]
         for side, sums in sides.items():
-            counts.append(-1.0 if sums is None else float(sums.rows))
             if sums is not None:
                 for part in ("inputs", "gradients"):
                     held = getattr(sums, part).tensors()
                     found |= {f"{side}.{part}.{name}": tensor for name, tensor in held.items()}
-        return found | {"counts": torch.tensor(counts, dtype=torch.float64, device="cpu")}
+        return found | {"counts": self._counts(-1.0).cpu()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -159,8 +161,8 @@ class BlockSums:
         Args:
             tensors: Its result.
         """
-        self._biased_rows, straight, exchanged = (float(c) for c in tensors["counts"])
-        if exchanged >= 0:
+        self._biased_rows, straight, exchanged = tensors["counts"].to(self._device, copy=True)
+        if bool((exchanged >= 0).all()):
             self._exchanged = self._empty(exchanged=True)
         for side, sums, rows in (("straight", self._straight, straight), ("exchanged", self._exchanged, exchanged)):
             if sums is not None:
@@ -175,15 +177,13 @@ class BlockSums:
 
     def totals(self) -> dict[str, Tensor]:
         """What was summed, each number once, in float64: such totals may be added up."""
-        found, counts = dict[str, Tensor](), [float(self._biased_rows), float(self._straight.rows), 0.0]
+        found: dict[str, Tensor] = {}
         for side, sums in (("straight", self._straight), ("exchanged", self._exchanged)):
             if sums is not None:
                 for part in ("inputs", "gradients"):
                     held = getattr(sums, part).totals()
                     found |= {f"{side}.{part}.{name}": tensor for name, tensor in held.items()}
-        if self._exchanged is not None:
-            counts[2] = float(self._exchanged.rows)
-        return found | {"counts": torch.tensor(counts, dtype=torch.float64, device=self._device)}
+        return found | {"counts": self._counts(0.0)}
 
     def take(self, totals: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`totals` gave, or a sum of such.
@@ -191,7 +191,7 @@ class BlockSums:
         Args:
             totals: Its result.
         """
-        self._biased_rows, self._straight.rows, exchanged = (float(c) for c in totals["counts"])
+        self._biased_rows, self._straight.rows, exchanged = totals["counts"].clone()
         if under(totals, "exchanged."):
             self._exchanged = self._empty(exchanged=True)
             self._exchanged.rows = exchanged
@@ -209,6 +209,13 @@ class BlockSums:
                 return "gradients"
         return None
 
+    def _counts(self, absent: float) -> Tensor:
+        """Numbers of rows: with a bias, straight, and exchanged if there are such; [3], or [3, k] of a stack."""
+        exchanged = absent if self._exchanged is None else self._exchanged.rows
+        counts = (self._biased_rows, self._straight.rows, exchanged)
+        held = (torch.as_tensor(count, dtype=torch.float64, device=self._device) for count in counts)
+        return torch.stack([count.expand(self._block.shape[:-2]) for count in held])
+
     def _side(self, use: LinearUse) -> _Sums:
         if use.transposed == self._block.transposed:
             return self._straight
@@ -216,7 +223,7 @@ class BlockSums:
             self._exchanged = self._empty(exchanged=True)
         return self._exchanged
 
-    def _with_bias(self, A: Matrix, rows: float) -> Matrix:
+    def _with_bias(self, A: Matrix, rows: Tensor) -> Matrix:
         """A with the row and column of the bias."""
         if isinstance(A, Tensor):
             return self._bordered(A, rows)
@@ -225,12 +232,12 @@ class BlockSums:
         found = [last, self._bordered(last[..., :0, :0], rows)] if is_alone else [self._bordered(last, rows)]
         return BlockDiagonal.of([*others, *found])
 
-    def _bordered(self, A: Tensor, rows: float) -> Tensor:
+    def _bordered(self, A: Tensor, rows: Tensor) -> Tensor:
         """A block with the row and column of the bias."""
         whole, k = F.pad(A, (0, 1, 0, 1)), A.shape[-1]
         sums = self._straight.inputs.row_sum()
-        whole[..., -1, :-1] = whole[..., :-1, -1] = sums[..., sums.shape[-1] - k :] / rows
-        whole[..., -1, -1] = float(self._biased_rows) / rows
+        whole[..., -1, :-1] = whole[..., :-1, -1] = sums[..., sums.shape[-1] - k :] / rows.unsqueeze(-1)
+        whole[..., -1, -1] = self._biased_rows / rows
         return whole
 
     @property
@@ -257,6 +264,16 @@ class _Sums:
     inputs: AnyGramSum
     gradients: AnyGramSum
     rows: Tensor | float = 0.0
+
+
+def _on(counts: Tensor) -> Tensor:
+    """Numbers of rows, of all maps or of each, as what multiplies or divides matrices."""
+    return counts[..., None, None]
+
+
+def _scaled(total: AnyGramSum, factor: Tensor) -> Matrix:
+    """A sum times a number, or one for each map of a stack."""
+    return total.value(float(factor)) if factor.ndim == 0 else total.value() * _on(factor)
 
 
 def _trace(matrix: Matrix) -> Tensor:

@@ -110,9 +110,10 @@ def _from_rows(block: KroneckerBlock, pairs: Sequence[tuple[LinearUse, Tensor]],
         g, z = use.gradient_rows(grad), torch.cat(list(use.input_rows()), dim=-2)
         if use.transposed != block.transposed:
             g, z = z, g
-        elif use.bias is not None and use.bias == block.bias:
-            total = total + g.sum(-2).unsqueeze(-1) * bias
-        total = total + g.mT @ (z @ weight)
+        part = total if use.maps is None else total[use.maps]
+        if use.transposed == block.transposed and use.bias is not None and use.bias == block.bias:
+            part += g.sum(-2).unsqueeze(-1) * bias
+        part += g.mT @ (z @ weight)
     return total
 
 

@@ -19,8 +19,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` whose linear maps the Fisher can see.
 
     The same arguments, the same state dict, the same outputs. In self-attention, where query, key and value are the
-    same tensor, the packed matrix `in_proj_weight` is one map, and makes one Kronecker block with its bias; where they
-    differ, it is used in slices, and gets a diagonal block. The fused kernel that torch runs without gradients is not
+    same tensor, the packed matrix `in_proj_weight` is one map; where they differ, its parts are maps of their own.
+    Either way it makes one Kronecker block with its bias. The fused kernel that torch runs without gradients is not
     used.
 
     Example:

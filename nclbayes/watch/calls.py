@@ -17,6 +17,9 @@ PRODUCTS = {
 }
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 TRANSPOSED_CONVOLUTIONS = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+# By names that a release of torch may not have.
+_GROUPED = (getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None))
+GROUPED_PRODUCTS = {function for function in _GROUPED if function is not None}
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 COPIES = {Tensor.contiguous, Tensor.clone, torch.clone, Tensor.to}
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nclbayes.errors import DataError
+from nclbayes.watch.aliases import Alias
+from nclbayes.watch.arguments import is_differentiable, tensors_among
 from nclbayes.watch.batch_statistics import refuse_batch_statistics
-from nclbayes.watch.calls import ADDITIONS, CONVOLUTIONS, COPIES, PRODUCTS, TRANSPOSED_CONVOLUTIONS, call_name
+from nclbayes.watch.calls import (
+    ADDITIONS,
+    CONVOLUTIONS,
+    GROUPED_PRODUCTS,
+    PRODUCTS,
+    TRANSPOSED_CONVOLUTIONS,
+    call_name,
+)
 from nclbayes.watch.convolutions import convolution_rows, transposed_convolution_rows
 from nclbayes.watch.einsum import einsum_rows
+from nclbayes.watch.grouped import GroupedRows
 from nclbayes.watch.others import Derived, OtherUses, edge_of
+from nclbayes.watch.parts import PartRows, adds_to_outputs, part_rows
 from nclbayes.watch.recomputing import refuse_recomputation
 from nclbayes.watch.rows import ConvolutionRows, ProductRows
 from nclbayes.watch.sites import learnable_parameter
@@ -25,26 +35,11 @@ from nclbayes.watch.steps import current_mask
 from nclbayes.watch.uses import LinearUse, OtherUse, Rows
 
 
-@dataclass(frozen=True)
-class _Alias:
-    """A tensor that is a site's value, or a transpose or broadcast view of it."""
-
-    site: str
-    value: Tensor
-    transposed: bool
-    tensor: Tensor
-
-    @property
-    def stacked(self) -> bool:
-        """Whether a product sees the site as a stack of matrices."""
-        return self.value.ndim == 3
-
-
 class MapRecorder(TorchFunctionMode):
     """While active, records each use of the weights that it is told to :meth:`track`.
 
-    A weight is recognised by identity, through transposes and broadcasting views; no hooks are placed and no class is
-    replaced. Any other leaf tensor that requires grad is a learnable parameter without prior, and is refused.
+    A weight is recognised by identity, through transposes, broadcasting and parts of it; no hooks are placed and no
+    class is replaced. Any other leaf tensor that requires grad is a learnable parameter without prior, and is refused.
 
     Args:
         model: Whose parameters a message may have to name.
@@ -71,7 +66,7 @@ class MapRecorder(TorchFunctionMode):
         self.eps = 0.0
         self._model = model
         self._others = OtherUses(examples)
-        self._aliases: dict[int, _Alias] = {}
+        self._aliases: dict[int, Alias] = {}
         # Products that a bias may be added to, with their version; and those that have had one added.
         self._open: dict[int, tuple[Tensor, LinearUse, int]] = {}
         self._joined: dict[int, tuple[Tensor, LinearUse]] = {}
@@ -88,7 +83,7 @@ class MapRecorder(TorchFunctionMode):
             site: Its name.
             value: Its value, a leaf that requires grad; the model must use this very tensor.
         """
-        self._aliases[id(value)] = _Alias(site, value, transposed=False, tensor=value)
+        self._aliases[id(value)] = Alias(site, value, transposed=False, tensor=value)
 
     def __enter__(self) -> MapRecorder:
         self._token = _WATCHED.set(True)
@@ -108,20 +103,20 @@ class MapRecorder(TorchFunctionMode):
         if func is F.batch_norm:
             refuse_batch_statistics(*args, **kwargs)
         out = func(*args, **kwargs)
-        if not _differentiable(out):
+        if not is_differentiable(out):
             if not torch.is_grad_enabled():
                 # Reentrant checkpointing first runs without autograd.
-                used = (self._aliases.get(id(tensor)) for tensor in _tensors(args, kwargs))
+                used = (self._aliases.get(id(tensor)) for tensor in tensors_among(args, kwargs))
                 refuse_recomputation(alias.site for alias in used if alias is not None)
             if func is Tensor.__setitem__:
                 # It changes a copy of a weight in place, and returns nothing.
-                written = _tensors(args, kwargs)
+                written = tensors_among(args, kwargs)
                 self._others.add(func, (alias.site for alias in self._sites_among(written)))
                 self._others.add(func, (site for part in self._others.among(written) for site in part.values))
             return out
         if func is Tensor.requires_grad_:
             return out
-        tensors = _tensors(args, kwargs)
+        tensors = tensors_among(args, kwargs)
         self._part_from_biases(func, tensors)
         found = self._sites_among(tensors)
         derived = self._others.among(tensors)
@@ -130,12 +125,14 @@ class MapRecorder(TorchFunctionMode):
         refuse_recomputation(alias.site for alias in found)
         if isinstance(out, Tensor):
             self.eps = max(self.eps, torch.finfo(out.dtype).eps)
-        if isinstance(out, Tensor) and len(found) == 1 and not derived and self._follow(func, found[0], out):
+        if len(found) == 1 and not derived and self._follow(func, found[0], out):
             return out
-        use = self._linear_use(func, out, args, kwargs)
+        # Two parts of a weight in one call are no map of it.
+        is_clear = len({alias.site for alias in found}) == len(found)
+        use = self._linear_use(func, out, args, kwargs) if is_clear else None
         explained = () if use is None else (use.weight, use.bias)
         rest = [
-            Derived(alias.tensor, {alias.site: alias.value}, alias.tensor._version)
+            Derived(alias.tensor, {alias.site: alias.value}, alias.version)
             for alias in found
             if alias.site not in explained
         ]
@@ -166,11 +163,13 @@ class MapRecorder(TorchFunctionMode):
             return self._transposed_convolution(func, out, *args, **kwargs)
         if func is torch.einsum:
             return self._einsum(func, out, *args, **kwargs)
+        if func in GROUPED_PRODUCTS:
+            return self._grouped_product(func, out, *args, **kwargs)
         if func in ADDITIONS:
             return self._bias(out, *args, **kwargs)
         return None
 
-    def _sites_among(self, tensors: Iterable[Tensor]) -> list[_Alias]:
+    def _sites_among(self, tensors: Iterable[Tensor]) -> list[Alias]:
         found = []
         for tensor in tensors:
             alias = self._aliases.get(id(tensor))
@@ -184,29 +183,17 @@ class MapRecorder(TorchFunctionMode):
         named = self._model.named_parameters() if isinstance(self._model, nn.Module) else ()
         return next((name for name, p in named if p is parameter), f"of shape {tuple(parameter.shape)}")
 
-    def _follow(self, func: Callable[..., Any], alias: _Alias, out: Tensor) -> bool:
-        """Whether `out` is the weight itself in another view, which is then watched too."""
-        if func in COPIES and out.shape == alias.tensor.shape:
-            transposed = alias.transposed
-        elif out._is_view() and out.data_ptr() == alias.tensor.data_ptr() and alias.tensor.ndim >= 2:
-            kept = 3 if alias.stacked else 2
-            lead, last, same = len(out.shape) - kept, _axes(out)[-kept:], _axes(alias.tensor)[-kept:]
-            if lead < 0 or any(size > 1 and stride > 0 for size, stride in _axes(out)[:lead]):
-                return False
-            if _match(last, same):
-                transposed = alias.transposed
-            elif _match(last, [*same[:-2], same[-1], same[-2]]):
-                transposed = not alias.transposed
-            else:
-                return False
-        else:
-            return False
-        self._aliases[id(out)] = _Alias(alias.site, alias.value, transposed, out)
-        return True
+    def _follow(self, func: Callable[..., Any], alias: Alias, out: Any) -> bool:
+        """Whether `out` is the weight itself in another view, or views of it, which are then watched too."""
+        found = alias.followed(func, out)
+        self._aliases |= {id(other.tensor): other for other in found or ()}
+        return found is not None
 
     def _record(
-        self, func: Callable[..., Any], out: Tensor, x: Tensor, weight: _Alias, bias: Any, transposed: bool, rows: Any
+        self, func: Callable[..., Any], out: Tensor, x: Tensor, weight: Alias, bias: Any, transposed: bool, rows: Any
     ) -> LinearUse:
+        if weight.part is not None:
+            rows = part_rows(rows, weight, transposed)
         mask = current_mask()
         if mask is not None:
             if mask.shape != rows.lead[: mask.ndim]:
@@ -228,9 +215,10 @@ class MapRecorder(TorchFunctionMode):
         )
         self.linear.append(use)
         added = self._aliases.get(id(bias))
-        if added is not None and _adds_outputs(rows, bias, out):
+        if added is not None and _adds_outputs(rows, added, out):
             use.bias = added.site
-        if bias is None and isinstance(rows, ProductRows) and not rows.left:
+        own = rows.rows if isinstance(rows, PartRows) else rows
+        if bias is None and isinstance(own, ProductRows) and not own.left:
             self._open[id(out)] = (out, use, out._version)
         return use
 
@@ -248,18 +236,19 @@ class MapRecorder(TorchFunctionMode):
         if not _fits(weight, x, out, left is not None):
             return None
         rows = ProductRows(tuple(out.shape), left=left is not None, stacked=weight.stacked, vector=vector)
-        # x @ w: the map's m-by-n matrix is w^T; w @ x: it is w; a vector is its only row.
-        transposed = not vector and weight.transposed == (left is not None)
+        # x @ w: the map's m-by-n matrix is w^T; w @ x: it is w; a vector is its only row, or one of its rows.
+        transposed = weight.is_column if vector else weight.transposed == (left is not None)
         return self._record(func, out, x, weight, bias[0] if bias else None, transposed, rows)
 
     def _linear(
         self, func: Callable[..., Any], out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> LinearUse | None:
         alias = self._aliases.get(id(weight))
-        if alias is None or id(input) in self._aliases or alias.stacked:
+        if alias is None or id(input) in self._aliases or alias.stacked or _is_cut_vector(alias):
             return None
-        rows = ProductRows(tuple(out.shape), left=False, stacked=False, vector=weight.ndim == 1)
-        return self._record(func, out, input, alias, bias, alias.transposed, rows)
+        vector = weight.ndim == 1
+        rows = ProductRows(tuple(out.shape), left=False, stacked=False, vector=vector)
+        return self._record(func, out, input, alias, bias, alias.is_column if vector else alias.transposed, rows)
 
     def _convolution(
         self,
@@ -274,7 +263,7 @@ class MapRecorder(TorchFunctionMode):
         groups: int = 1,
     ) -> LinearUse | None:
         alias = self._aliases.get(id(weight))
-        if alias is None or alias.transposed or id(input) in self._aliases:
+        if alias is None or alias.transposed or alias.part or id(input) in self._aliases:
             return None
         rows = convolution_rows(out, weight, stride, padding, dilation, groups)
         return self._record(func, out, input, alias, bias, False, rows)
@@ -294,7 +283,7 @@ class MapRecorder(TorchFunctionMode):
     ) -> LinearUse | None:
         """A bias is added to the outputs, of which each has several rows: it has a use of its own."""
         alias = self._aliases.get(id(weight))
-        if alias is None or alias.transposed or id(input) in self._aliases:
+        if alias is None or alias.transposed or alias.part or id(input) in self._aliases:
             return None
         rows = transposed_convolution_rows(input, weight, stride, padding, output_padding, groups, dilation)
         return None if rows is None else self._record(func, out, input, alias, None, True, rows)
@@ -306,11 +295,32 @@ class MapRecorder(TorchFunctionMode):
             return None
         left, right = (self._aliases.get(id(tensor)) for tensor in operands)
         alias = left or right
-        if alias is None or (left and right) or alias.transposed or alias.tensor.shape != alias.value.shape:
+        if alias is None or (left and right) or alias.transposed or alias.tensor.ndim != alias.ndim:
             return None
         x = operands[1] if left else operands[0]
         rows = einsum_rows(equation, x, alias.tensor, out, left=left is not None)
-        return None if rows is None else self._record(func, out, x, alias, None, rows.transposed, rows)
+        if rows is None or (alias.part and rows.is_reshaped):
+            return None
+        return self._record(func, out, x, alias, None, rows.transposed, rows)
+
+    def _grouped_product(
+        self,
+        func: Callable[..., Any],
+        out: Tensor,
+        x: Any = None,
+        weight: Any = None,
+        offs: Tensor | None = None,
+        bias: Any = None,
+        **_: Any,
+    ) -> LinearUse | None:
+        """Rows of the input in groups, each with a matrix of a stack of its own."""
+        alias = self._aliases.get(id(weight))
+        if alias is None or not alias.stacked or id(x) in self._aliases or bias is not None:
+            return None
+        if offs is None:
+            return self._product(func, out, x, weight)
+        rows = GroupedRows(tuple(offs.tolist()))
+        return self._record(func, out, x, alias, None, not alias.transposed, rows)
 
     def _bias(self, total: Any, first: Any, second: Any, *, alpha: float = 1, **_: Any) -> LinearUse | None:
         """Join ``x @ w + b``: the sum of an open product and a site that holds one number for each output."""
@@ -321,7 +331,7 @@ class MapRecorder(TorchFunctionMode):
             out, use, version = held
             # A product that was changed in place before the sum is another tensor; the sum itself may be in place.
             unchanged = version == out._version - (total is out)
-            if unchanged and _adds_outputs(use.rows, bias, out):
+            if unchanged and use.weight != alias.site and _adds_outputs(use.rows, alias, out):
                 del self._open[id(product)]
                 if total is not out:
                     self._joined[id(product)] = (out, use)
@@ -333,23 +343,30 @@ class MapRecorder(TorchFunctionMode):
 _OPERANDS = ("input", "mat1", "batch1", "mat", "other", "mat2", "batch2", "vec")
 
 
-def _fits(weight: _Alias, x: Tensor, out: Tensor, left: bool) -> bool:
+def _fits(weight: Alias, x: Tensor, out: Tensor, left: bool) -> bool:
     """Whether a product is one whose rows can be told apart: no stack met by broadcasting, no stack of vectors."""
-    if left and x.ndim == 1 and out.ndim > 1:
+    if (left and x.ndim == 1 and out.ndim > 1) or _is_cut_vector(weight):
         return False
-    if weight.value.ndim <= 2:
+    if weight.ndim <= 2:
         return True
-    return weight.stacked and out.ndim >= 3 and out.shape[-3] == weight.value.shape[0] and x.ndim >= 2
+    return weight.stacked and out.ndim >= 3 and out.shape[-3] == weight.tensor.shape[-3] and x.ndim >= 2
 
 
-def _adds_outputs(rows: Rows, bias: Any, out: Tensor) -> bool:
-    """Whether a site adds one number to each output of a map."""
-    if not isinstance(bias, Tensor) or bias.ndim > 1:
+def _is_cut_vector(weight: Alias) -> bool:
+    """Whether it is a part of a weight that is a vector itself, and no matrix has it as a row."""
+    return weight.part is not None and weight.value.ndim == 1
+
+
+def _adds_outputs(rows: Rows, bias: Alias, out: Tensor) -> bool:
+    """Whether a site, or a part of it, adds one number to each output of a map."""
+    if isinstance(rows, PartRows):
+        return adds_to_outputs(rows, bias)
+    if bias.tensor.ndim > 1 or bias.part is not None:
         return False
     if not isinstance(rows, ProductRows):
         return isinstance(rows, ConvolutionRows)
     outputs = 1 if rows.vector else out.shape[-1]
-    return not rows.left and not rows.stacked and bias.numel() == outputs
+    return not rows.left and not rows.stacked and bias.tensor.numel() == outputs
 
 
 _WATCHED: ContextVar[bool] = ContextVar("nclbayes_watched", default=False)
@@ -369,31 +386,3 @@ def is_watched() -> bool:
         False
     """
     return _WATCHED.get()
-
-
-def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors among a call's arguments, also inside lists, tuples and dictionaries."""
-    found: list[Tensor] = []
-    for item in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, dict):
-            found += _tensors((), item)
-        elif isinstance(item, (tuple, list)) and not isinstance(item, Size):
-            found += _tensors(item, {})
-    return found
-
-
-def _differentiable(out: Any) -> bool:
-    if isinstance(out, Tensor):
-        return out.requires_grad
-    return isinstance(out, (tuple, list)) and any(tensor.requires_grad for tensor in _tensors(out, {}))
-
-
-def _axes(tensor: Tensor) -> list[tuple[int, int]]:
-    return list(zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _match(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> bool:
-    """Whether axes are the same; the stride of an axis of length one means nothing."""
-    return all(a == b or (a[0] == b[0] == 1) for a, b in zip(first, second, strict=True))

@@ -13,10 +13,12 @@ from torch.autograd.graph import GradientEdge
 from nclbayes.errors import NCLError
 from nclbayes.watch.calls import call_name
 from nclbayes.watch.einsum import EinsumRows
+from nclbayes.watch.grouped import GroupedRows
+from nclbayes.watch.parts import PartRows
 from nclbayes.watch.rows import ConvolutionRows, ProductRows, TransposedConvolutionRows, only_valid, single
 from nclbayes.watch.separable import Separable
 
-Rows = ProductRows | ConvolutionRows | TransposedConvolutionRows | EinsumRows
+Rows = ProductRows | ConvolutionRows | TransposedConvolutionRows | EinsumRows | GroupedRows | PartRows
 """How the input of a map, and the gradient of its output, turn into rows."""
 
 
@@ -64,6 +66,12 @@ class LinearUse:
         """The torch function's name, for messages."""
         return call_name(self.function)
 
+    @property
+    def maps(self) -> slice | None:
+        """Which maps of a stack have rows, if not all do."""
+        found = self.rows.maps if isinstance(self.rows, PartRows) else None
+        return None if found is None else slice(found.start, found.stop)
+
     def input_rows(self) -> Iterator[Tensor]:
         """Valid input rows (zeros in place of padding), in bounded pieces, in float32 at least.
 
@@ -97,11 +105,11 @@ class LinearUse:
         return only_valid(self.rows.gradients(single(grad)), self.mask)
 
     def count(self) -> Tensor | int:
-        """The number of valid rows (of each map of a stack)."""
-        if self.mask is None:
-            return self.rows.count
-        valid = self.mask.sum(dtype=torch.float64)
-        return valid if self.mask.ndim == 1 else valid / self.mask.shape[0]
+        """The number of valid rows; [k] where the maps of a stack need not have the same."""
+        if self.mask is not None:
+            return self.mask.sum(-1, dtype=torch.float64)
+        rows = self.rows.rows if isinstance(self.rows, PartRows) else self.rows
+        return rows.counts(self.input.device) if isinstance(rows, GroupedRows) else rows.count
 
 
 @dataclass(frozen=True)

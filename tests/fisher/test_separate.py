@@ -70,9 +70,14 @@ TOLD: dict[str, tuple[Call, Shapes, Tensor]] = {
         {"v": (3, 4), "g": (3, 1)},
         SEQUENCE,
     ),
-    "a part of a weight": (lambda x, w: F.linear(x[:, :2], w[:, :2]), {"w": (3, 4)}, X),
+    "a part, and a gain": (lambda x, w: F.linear(x[:, :2], w[:, :2]) * w[0, 3], {"w": (3, 4)}, X),
     "a weight put together": (lambda x, w: F.linear(x, torch.cat([w, w])), {"w": (3, 4)}, X),
-    "chunks": (lambda x, w: F.linear(x, w.chunk(3)[1]), {"w": (9, 4)}, SEQUENCE),
+    "chunks, and a gain": (
+        lambda x, w: F.linear(x, w.chunk(3)[1]) * F.linear(x, w[:1]) * w[0, 0],
+        {"w": (9, 4)},
+        SEQUENCE,
+    ),
+    "every other row": (lambda x, w: F.linear(x, w[::2]), {"w": (9, 4)}, SEQUENCE),
     "shared bias": (
         lambda x, w, v, b: F.linear(F.linear(x, w, b).tanh(), v, b),
         {"w": (4, 4), "v": (4, 4), "b": (4,)},
@@ -86,6 +91,8 @@ RUN_AGAIN: dict[str, tuple[Call, Shapes, Tensor]] = {
     "tensordot": (lambda x, w: torch.tensordot(x, w, dims=([1], [1])), {"w": (3, 4)}, X),
     "reshaped": (lambda x, w: x @ w.reshape(4, 3), {"w": (3, 4)}, X),
     "a changed copy": (lambda x, w: F.linear(x, _without_first_column(w)), {"w": (3, 4)}, X),
+    "a changed part of a copy": (lambda x, w: F.linear(x, _doubled(w, slice(2))), {"w": (3, 4)}, X),
+    "a changed view of a copy": (lambda x, w: x @ _doubled(w.T, slice(None)), {"w": (3, 4)}, X),
     "stack of one": (lambda x, w: (x[:, None] @ w)[:, 0], {"w": (1, 4, 3)}, X),
     "transposed convolution": (
         lambda x, w: F.conv_transpose2d(x, w, dilation=2, output_padding=1),
@@ -99,6 +106,12 @@ RUN_AGAIN: dict[str, tuple[Call, Shapes, Tensor]] = {
 def _without_first_column(w: Tensor) -> Tensor:
     copy = w.clone()
     copy[:, 0] = 0.0
+    return copy
+
+
+def _doubled(w: Tensor, which: slice) -> Tensor:
+    copy = w.clone()
+    copy[which].mul_(2.0)
     return copy
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -68,6 +69,12 @@ def test_the_widths_of_a_block() -> None:
 def test_what_is_no_structure_is_refused(wrong: Any) -> None:
     with pytest.raises(SettingError, match="structure"):
         posterior_of(ncl.LaplaceNCL(steps=1), wrong)
+
+
+@pytest.mark.parametrize("wrong", [np.ones(3), np.array(["auto", "dense"]), torch.ones(2, 2), ("dense", torch.ones(3))])
+def test_an_array_is_no_structure(wrong: Any) -> None:
+    with pytest.raises(SettingError, match="structure must be 'auto', 'dense', 'diagonal' or the width of blocks"):
+        Structures.of(wrong)
 
 
 class Tied(nn.Module):

@@ -89,6 +89,21 @@ class Experts(nn.Module):
         return out
 
 
+class Stacked(nn.Module):
+    """The same with one stack of matrices, of which a share of a batch may reach none or one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(0.5 * torch.randn(2, 3, 5)), nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 3)
+        for k in (x[:, 0] > 0).long().unique():
+            rows = ((x[:, 0] > 0) == k).nonzero().squeeze(-1)
+            out = out.index_put((rows,), nn.functional.linear(x[rows], self.weight[k], self.bias[k]))
+        return out
+
+
 def sorted_tasks() -> list[ncl.Task]:
     found = []
     for seed in (1, 2):
@@ -170,6 +185,7 @@ CASES: dict[str, Case] = {
         for name, engine in (("laplace", ncl.LaplaceNCL), ("variational", ncl.VariationalNCL))
     },
     "experts": lambda: (learner(ncl.LaplaceNCL(**SETTINGS), classifier(_seeded(Experts))), sorted_tasks()),
+    "stacked": lambda: (learner(ncl.LaplaceNCL(**SETTINGS), classifier(_seeded(Stacked))), sorted_tasks()),
     "counts": lambda: (
         learner(
             ncl.LaplaceNCL(**SETTINGS),
