@@ -55,3 +55,7 @@ class NonFiniteError(NCLError, ArithmeticError):
 
 class FileError(NCLError, OSError):
     """A saved file is truncated, damaged, foreign, of a newer format, or of another model."""
+
+
+class UnreachableError(NCLError, ConnectionError):
+    """A cluster, or the server that keeps the trials of a search, cannot be reached; the message says what to start."""

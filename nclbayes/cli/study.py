@@ -11,6 +11,7 @@ import typer
 
 from nclbayes.cli.options import (
     AsJson,
+    Cluster,
     Device,
     Options,
     Paper,
@@ -31,6 +32,7 @@ from nclbayes.experiments.figures import FIGURES, SCALES, Workplace, find_figure
 from nclbayes.experiments.search import HELD_OUT, Search
 from nclbayes.experiments.tuning import tune as search_for
 from nclbayes.tuning import Range
+from nclbayes.workers import Workers
 
 study_app = typer.Typer()
 
@@ -47,6 +49,7 @@ def figure(
         Path | None, typer.Option(help="Where data and pictures go; the same command goes on in it.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="How many runs at a time.", min=1)] = 1,
+    cluster: Cluster = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="What to change in the scale's settings, as `name=value`."),
@@ -61,7 +64,8 @@ def figure(
     recipe = find_figure(name)
     out = Path("figures") / f"{name}-{scale}" if out is None else out
     say = sayer(quiet or as_json)
-    place = Workplace(out, jobs, read_device(device), False if quiet else None, say)
+    Workers(jobs, cluster)  # refuses what is no address before anything is written
+    place = Workplace(out, jobs, read_device(device), False if quiet else None, say, cluster)
     with interruptible():
         results = make(recipe, scale, place, read_settings(option))
     if as_json:
