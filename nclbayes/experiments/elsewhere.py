@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from nclbayes.analysis.record import Record
 from nclbayes.engines.loop import Progress
@@ -122,22 +125,13 @@ def _run_here(config: RunConfig, folder: Path) -> Failure | None:
     if not (folder / "config.json").exists():
         said = f"its worker does not see '{folder}': the workers of a cluster need the same folders at the same paths"
         return Failure(name_of(config), said)
-    looked = time.monotonic()
-
-    def glance(progress: Progress) -> None:
-        nonlocal looked
-        if time.monotonic() - looked > _GLANCE:
-            looked = time.monotonic()
-            if (folder / _STOP).exists():
-                raise Stopped
-
     try:
         with (folder / _LOG).open("a", buffering=1) as log:
             try:
                 # A worker that died before may not be quite dead.
                 with sole_use(folder, patience=_PATIENCE):
                     pass
-                run(config, folder, progress=False, say=lambda text: print(text, file=log), callbacks=[glance])
+                run(config, folder, progress=False, say=lambda text: print(text, file=log), callbacks=[_Glance(folder, log)])
             except NCLError as error:
                 print(f"error: {error}", file=log)
                 return Failure(name_of(config), str(error), isinstance(error, NonFiniteError))
@@ -149,3 +143,23 @@ def _run_here(config: RunConfig, folder: Path) -> Failure | None:
     except OSError as error:
         return Failure(name_of(config), str(FileError(f"Could not write to '{folder}': {error.strerror}.")))
     return None
+
+
+class _Glance:
+    """Says with which step a worker begins, and looks now and then whether the run is to stop.
+
+    Args:
+        folder: The run's folder.
+        log: Where to say it.
+    """
+
+    def __init__(self, folder: Path, log: TextIO) -> None:
+        self._folder, self._log, self._last = folder, log, 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if not self._last:
+            print(f"process {os.getpid()} on {platform.node()} begins with step {progress.step}", file=self._log)
+        if time.monotonic() - self._last > _GLANCE:
+            self._last = time.monotonic()
+            if (self._folder / _STOP).exists():
+                raise Stopped

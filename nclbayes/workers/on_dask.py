@@ -60,12 +60,17 @@ def on_dask(
 
 
 class _Backend(DaskDistributedBackend):  # type: ignore[misc]
-    """Answers for a call that the cluster has given up: joblib would wait for it for ever."""
+    """Leaves no call to this process, and answers for one that the cluster has given up."""
+
+    def effective_n_jobs(self, n_jobs: int) -> int:
+        # Of one call at a time joblib would say that it can as well be made here.
+        return max(2, super().effective_n_jobs(n_jobs))
 
     def submit(self, func: Any, callback: Any = None) -> Any:
         future = super().submit(func, callback)
         ((_, (index, *_), _),) = func.items
 
+        # Joblib would wait for it for ever.
         def give_up(done: Future[Any]) -> None:
             error = done.exception()
             if error is not None:
