@@ -90,7 +90,15 @@ def tune(
     trials: Annotated[int | None, typer.Option(help="How many values to try; default: the whole grid.", min=1)] = None,
     sampler: Annotated[str, typer.Option(help="grid or tpe.")] = "grid",
     out: Annotated[Path | None, typer.Option(help="The search's folder; the same command goes on in it.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Search together with other processes: a database, as `sqlite:///FILE` or "
+            "`postgresql+psycopg://USER@HOST/NAME`, or a journal file."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="How many trials at a time.", min=1)] = 1,
+    cluster: Cluster = None,
     paper: Paper = False,
     steps: Steps = None,
     size: Size = None,
@@ -117,7 +125,7 @@ def tune(
     search = Search(base, tuple(Range.parse(text) for text in range or []), trials, sampler)
     out = Path("tuned") / f"{base.set}-{base.scenario or 'run'}-{method}" if out is None else out
     with interruptible():
-        tuned = search_for(search, out, jobs=jobs, say=sayer(quiet or as_json))
+        tuned = search_for(search, out, storage=storage, jobs=jobs, cluster=cluster, say=sayer(quiet or as_json))
     values: dict[str, Any] = dict(tuned.values)
     if as_json:
         print(json.dumps({"values": values, "score": tuned.score, "file": str(out / "tuned.json")}))

@@ -87,7 +87,7 @@ def run_elsewhere(runs: Sequence[Pair], workers: Workers, say: Callable[[str], N
             failures[folder] = Failure(name_of(config), str(error))
     calls = [(config, folder.resolve()) for config, folder in claimed]
     with _stopping([folder for _, folder in claimed], workers) as left:
-        with closing(workers.answers(_run_here, calls, ahead=True)) as answers:  # type: ignore[type-var]
+        with closing(workers.answers(_run_here, calls, ahead=True)) as answers:
             for answer in answers:
                 config, folder = claimed[answer.index]
                 left.remove(folder)
@@ -131,7 +131,13 @@ def _run_here(config: RunConfig, folder: Path) -> Failure | None:
                 # A worker that died before may not be quite dead.
                 with sole_use(folder, patience=_PATIENCE):
                     pass
-                run(config, folder, progress=False, say=lambda text: print(text, file=log), callbacks=[_Glance(folder, log)])
+                run(
+                    config,
+                    folder,
+                    progress=False,
+                    say=lambda text: print(text, file=log),
+                    callbacks=[_Glance(folder, log)],
+                )
             except NCLError as error:
                 print(f"error: {error}", file=log)
                 return Failure(name_of(config), str(error), isinstance(error, NonFiniteError))

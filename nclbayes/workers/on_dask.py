@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import closing
 from typing import Any
@@ -20,7 +20,7 @@ _PATIENCE = 10.0
 
 def on_dask(
     function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], address: str, ahead: bool
-) -> Iterator[Answer]:
+) -> Generator[Answer, None, None]:
     """Make calls on a cluster, which makes those of a dead worker again elsewhere.
 
     Args:
@@ -39,8 +39,8 @@ def on_dask(
         client = Client(address, set_as_default=False, timeout=_PATIENCE)
     except OSError as error:
         raise UnreachableError(
-            f"There is no scheduler of Dask at {address}: start one with `dask scheduler`, and give the address that it "
-            "shows, with dask:// in place of tcp://."
+            f"There is no scheduler of Dask at {address}: start one with `dask scheduler`, and give the address that "
+            "it shows, with dask:// in place of tcp://."
         ) from error
     with client:
         parallel = Parallel(
@@ -59,7 +59,7 @@ def on_dask(
             yield from outputs
 
 
-class _Backend(DaskDistributedBackend):  # type: ignore[misc]
+class _Backend(DaskDistributedBackend):
     """Leaves no call to this process, and answers for one that the cluster has given up."""
 
     def effective_n_jobs(self, n_jobs: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,14 @@ class Workers:
             return
         kind = self.cluster.partition("://")[0]
         if kind == "ray":
-            raise SettingError(f"A cluster of Ray ('{self.cluster}') is not supported; one of Dask is: dask://HOST:PORT.")
+            raise SettingError(
+                f"A cluster of Ray ('{self.cluster}') is not supported; one of Dask is: dask://HOST:PORT."
+            )
         if _ADDRESS.fullmatch(self.cluster) is None:
             hint = " In place of tcp:// write dask://." if kind in ("tcp", "tls") else ""
-            raise SettingError(f"A cluster is given as dask://HOST:PORT, the address of its scheduler, not "
-                               f"'{self.cluster}'.{hint}")
+            raise SettingError(
+                f"A cluster is given as dask://HOST:PORT, the address of its scheduler, not '{self.cluster}'.{hint}"
+            )
         if self.jobs != 1:
             raise SettingError("A cluster makes as many calls at a time as its workers have threads: leave out jobs.")
 
@@ -63,7 +66,7 @@ class Workers:
 
     def answers(
         self, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], *, ahead: bool = False
-    ) -> Iterator[Answer]:
+    ) -> Generator[Answer, None, None]:
         """Make calls elsewhere. One whose worker dies is made again by another worker.
 
         Close the iterator if not all answers are wanted: calls under way are ended then (on a cluster, those that have

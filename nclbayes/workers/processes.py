@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from typing import Any
@@ -22,7 +22,9 @@ Call = tuple[int, tuple[Any, ...]]
 _DEATHS_IN_COMPANY = 2
 
 
-def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], jobs: int) -> Iterator[Answer]:
+def in_processes(
+    function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], jobs: int
+) -> Generator[Answer, None, None]:
     """Make calls, each in a process of its own.
 
     When a process dies, joblib ends the others too, and does not tell which call was to blame: all that were under way
@@ -90,7 +92,7 @@ class _Queue:
             return [*self.under_way.items(), *self._again]
 
 
-def _outputs(function: Callable[..., Any], queue: _Queue, jobs: int) -> Iterator[tuple[int, Any]]:
+def _outputs(function: Callable[..., Any], queue: _Queue, jobs: int) -> Generator[tuple[int, Any], None, None]:
     parallel = Parallel(
         n_jobs=jobs, backend="loky", batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
     )

@@ -32,6 +32,9 @@ def test_a_call_whose_worker_is_killed_is_made_by_another(tmp_path: Path) -> Non
         answers = Workers(cluster=found.address).answers(die, [(tmp_path, k, k == 1) for k in range(4)], ahead=True)
         assert sorted(answers, key=lambda answer: answer.index) == [Answer(k, k) for k in range(4)]
         assert sorted(process.poll() is None for process in found.workers) == [False, True]
+        # With a single worker left, too, they are not made here.
+        (left,) = [process.pid for process in found.workers if process.poll() is None]
+        assert [answer.value for answer in Workers(cluster=found.address).answers(whose, [()] * 2)] == [left, left]
 
 
 def test_a_call_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
@@ -45,5 +48,5 @@ def test_no_scheduler_and_no_workers_are_said(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(on_dask, "_PATIENCE", 2.0)
     with cluster(tmp_path, workers=0) as found, pytest.raises(UnreachableError, match="has no workers: start some"):
         list(Workers(cluster=found.address).answers(square, [(1,)]))
-    with pytest.raises(UnreachableError, match="no scheduler of Dask at tcp://127.0.0.1:"):
+    with pytest.raises(UnreachableError, match=r"no scheduler of Dask at tcp://127\.0\.0\.1:"):
         list(Workers(cluster=found.address).answers(square, [(1,)]))
