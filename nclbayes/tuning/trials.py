@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -134,9 +134,10 @@ class Trials:
                 over.set()
                 if self._storage is not None:
                     pulse.join()
-                while self._mine:
-                    _, left = self._mine.popitem()
-                    self._study.tell(left.trial, state=self._states.FAIL, skip_if_finished=True)
+                # If the storage is away, others will miss the pulse.
+                with suppress(Exception):
+                    for left in self._mine.values():
+                        self._study.tell(left.trial, state=self._states.FAIL, skip_if_finished=True)
 
     def are_done(self) -> bool:
         """Whether all are, those of other processes too."""
@@ -199,11 +200,9 @@ class Trials:
             count += 1
             with self._lock:
                 for taken in list(self._mine.values()):
-                    # A server that is away for a moment, or a trial that was taken for dead, is seen by who needs it.
-                    try:
+                    # A server that is away, or a trial that was taken for dead, is told to who needs it.
+                    with suppress(Exception):
                         taken.trial.set_user_attr("pulse", count)
-                    except Exception:
-                        break
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
