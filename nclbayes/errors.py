@@ -59,3 +59,7 @@ class FileError(NCLError, OSError):
 
 class RankError(NCLError):
     """Processes that learn together are out of step, or one of them failed; the message names its rank and cause."""
+
+
+class UnreachableError(NCLError, ConnectionError):
+    """A cluster, or the server that keeps the trials of a search, cannot be reached; the message says what to start."""

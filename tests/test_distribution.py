@@ -26,7 +26,7 @@ def project() -> dict[str, object]:
 def test_the_lowest_versions_are_the_bounds() -> None:
     found = project()
     extras = found["optional-dependencies"]
-    bounds = [*found["dependencies"], *extras["experiments"], *extras["test"]]
+    bounds = [*found["dependencies"], *extras["experiments"], *extras["cluster"], *extras["test"]]
     lowest = dict(bound.split(">=") for bound in bounds if not bound.startswith("nclbayes["))
     pins = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "constraints-lowest.txt").read_text(), flags=re.MULTILINE))
     assert pins.keys() == lowest.keys()

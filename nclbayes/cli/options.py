@@ -37,6 +37,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 TunedFiles = Annotated[
     list[Path] | None, typer.Option("--tuned", help="The result of a search, to take hyperparameters from.")
 ]
+Cluster = Annotated[
+    str | None, typer.Option(help="A cluster of Dask to run on, as `dask://HOST:PORT`, instead of this machine.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

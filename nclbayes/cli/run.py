@@ -11,6 +11,7 @@ import typer
 
 from nclbayes.cli.options import (
     AsJson,
+    Cluster,
     Device,
     Options,
     Paper,
@@ -39,6 +40,7 @@ from nclbayes.experiments.setups import SETUPS, find_setup
 from nclbayes.experiments.tuning import Tuned
 from nclbayes.methods import METHODS
 from nclbayes.ranks import launched, present
+from nclbayes.workers import Workers
 
 run_app = typer.Typer()
 
@@ -110,6 +112,7 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Such as 0-4 or 1,3,5.")] = "0",
     out: Annotated[Path | None, typer.Option(help="The folder of all runs; the same command goes on in it.")] = None,
     jobs: Annotated[int, typer.Option(help="How many runs at a time.", min=1)] = 1,
+    cluster: Cluster = None,
     paper: Paper = False,
     steps: Steps = None,
     size: Size = None,
@@ -134,7 +137,7 @@ def compare(
     _refuse_unused(tuned, configs)
     first = configs[0]
     out = Path("runs") / f"{first.set}-{first.scenario or 'run'}" if out is None else out
-    _compare(configs, out, jobs, quiet, as_json)
+    _compare(configs, out, Workers(jobs, cluster), quiet, as_json)
 
 
 @run_app.command(epilog="Example: `nclbayes demo --out demo`")
@@ -146,7 +149,7 @@ def demo(
 ) -> None:
     """Both engines against plain and joint training on five tasks of small digits; about a minute."""
     configs = [RunConfig.of("split-digits", method, "domain", quick=quick) for method in _DEMO]
-    _compare(configs, out, 1, quiet, as_json)
+    _compare(configs, out, Workers(), quiet, as_json)
 
 
 def _config(
@@ -201,12 +204,17 @@ def _refuse_unused(tuned: list[Path] | None, configs: Sequence[RunConfig]) -> No
             raise SettingError(f"'{path}' was found on seed {found.seed}: leave that out, or its result is no test.")
 
 
-def _compare(configs: list[RunConfig], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
+def _compare(configs: list[RunConfig], out: Path, workers: Workers, quiet: bool, as_json: bool) -> None:
     failed: ComparisonError | None = None
     with interruptible():
         try:
             records = compare_runs(
-                configs, out, jobs=jobs, progress=False if quiet else None, say=sayer(quiet or as_json)
+                configs,
+                out,
+                jobs=workers.jobs,
+                cluster=workers.cluster,
+                progress=False if quiet else None,
+                say=sayer(quiet or as_json),
             )
             done = list(zip(configs, (record for found in records.values() for record in found), strict=True))
         except ComparisonError as error:

@@ -11,6 +11,7 @@ import typer
 
 from nclbayes.cli.options import (
     AsJson,
+    Cluster,
     Device,
     Options,
     Paper,
@@ -31,6 +32,7 @@ from nclbayes.experiments.figures import FIGURES, SCALES, Workplace, find_figure
 from nclbayes.experiments.search import HELD_OUT, Search
 from nclbayes.experiments.tuning import tune as search_for
 from nclbayes.tuning import Range
+from nclbayes.workers import Workers
 
 study_app = typer.Typer()
 
@@ -47,6 +49,7 @@ def figure(
         Path | None, typer.Option(help="Where data and pictures go; the same command goes on in it.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="How many runs at a time.", min=1)] = 1,
+    cluster: Cluster = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="What to change in the scale's settings, as `name=value`."),
@@ -61,7 +64,8 @@ def figure(
     recipe = find_figure(name)
     out = Path("figures") / f"{name}-{scale}" if out is None else out
     say = sayer(quiet or as_json)
-    place = Workplace(out, jobs, read_device(device), False if quiet else None, say)
+    Workers(jobs, cluster)  # refuses what is no address before anything is written
+    place = Workplace(out, jobs, read_device(device), False if quiet else None, say, cluster)
     with interruptible():
         results = make(recipe, scale, place, read_settings(option))
     if as_json:
@@ -86,7 +90,15 @@ def tune(
     trials: Annotated[int | None, typer.Option(help="How many values to try; default: the whole grid.", min=1)] = None,
     sampler: Annotated[str, typer.Option(help="grid or tpe.")] = "grid",
     out: Annotated[Path | None, typer.Option(help="The search's folder; the same command goes on in it.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Search together with other processes: a database, as `sqlite:///FILE` or "
+            "`postgresql+psycopg://USER@HOST/NAME`, or a journal file."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="How many trials at a time.", min=1)] = 1,
+    cluster: Cluster = None,
     paper: Paper = False,
     steps: Steps = None,
     size: Size = None,
@@ -113,7 +125,7 @@ def tune(
     search = Search(base, tuple(Range.parse(text) for text in range or []), trials, sampler)
     out = Path("tuned") / f"{base.set}-{base.scenario or 'run'}-{method}" if out is None else out
     with interruptible():
-        tuned = search_for(search, out, jobs=jobs, say=sayer(quiet or as_json))
+        tuned = search_for(search, out, storage=storage, jobs=jobs, cluster=cluster, say=sayer(quiet or as_json))
     values: dict[str, Any] = dict(tuned.values)
     if as_json:
         print(json.dumps({"values": values, "score": tuned.score, "file": str(out / "tuned.json")}))

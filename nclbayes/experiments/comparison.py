@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nclbayes.analysis.record import Record
 from nclbayes.errors import NCLError, NonFiniteError
 from nclbayes.experiments.config import RunConfig
-from nclbayes.experiments.runs import claim_folder, run
-from nclbayes.storage.locking import sole_use
+from nclbayes.experiments.elsewhere import Failure, name_of, run_elsewhere
+from nclbayes.experiments.runs import run
+from nclbayes.workers import Workers
 
 DIVERGED = 3
 """The exit code of a run whose learning diverged."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A run that failed.
-
-    Attributes:
-        name: The run's name.
-        said: What it said.
-        is_divergence: Whether learning diverged.
-    """
-
-    name: str
-    said: str
-    is_divergence: bool
-
-    def __str__(self) -> str:
-        return f"{self.name} failed: {self.said}"
 
 
 class ComparisonError(NCLError):
@@ -78,6 +56,7 @@ def compare(
     out: Path,
     *,
     jobs: int = 1,
+    cluster: str | None = None,
     progress: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[Record]]:
@@ -87,6 +66,8 @@ def compare(
         configs: What to run, at most one for each method and seed.
         out: The folder; each run has one of its own in it.
         jobs: How many to run at a time, each in a process of its own.
+        cluster: Run them on the cluster at this address, such as ``dask://10.0.0.5:8786``, whose workers see the
+            same folders.
         progress: Whether to show bars (with one job only).
         say: Called with a line now and then.
 
@@ -95,6 +76,8 @@ def compare(
 
     Raises:
         ComparisonError: If runs fail, once all others are done.
+        SettingError: If the address is none, or a package is missing.
+        UnreachableError: If there is no such cluster, or it has no workers.
 
     Example:
         >>> import tempfile
@@ -108,8 +91,9 @@ def compare(
         {'none': 1, 'owm': 1}
     """
     runs = [(config, run_folder(out, config)) for config in configs]
+    done = run_all(runs, jobs=jobs, cluster=cluster, progress=progress, say=say)
     records: dict[str, list[Record]] = {}
-    for config, record in zip(configs, run_all(runs, jobs=jobs, progress=progress, say=say), strict=True):
+    for config, record in zip(configs, done, strict=True):
         records.setdefault(config.method, []).append(record)
     return records
 
@@ -118,6 +102,7 @@ def run_all(
     runs: Sequence[tuple[RunConfig, Path]],
     *,
     jobs: int = 1,
+    cluster: str | None = None,
     progress: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Record]:
@@ -126,6 +111,8 @@ def run_all(
     Args:
         runs: Configurations, each with a folder of its own.
         jobs: How many to run at a time, each in a process of its own.
+        cluster: Run them on the cluster at this address, such as ``dask://10.0.0.5:8786``, whose workers see the
+            same folders.
         progress: Whether to show bars (with one job only).
         say: Called with a line now and then.
 
@@ -134,6 +121,8 @@ def run_all(
 
     Raises:
         ComparisonError: If runs fail, once all others are done.
+        SettingError: If the address is none, or a package is missing.
+        UnreachableError: If there is no such cluster, or it has no workers.
 
     Example:
         >>> import tempfile
@@ -145,17 +134,18 @@ def run_all(
         >>> len(records)
         1
     """
-    failures = _run_in_processes(runs, jobs, say) if jobs > 1 else {}
+    workers = Workers(jobs, cluster)
+    failures = run_elsewhere(runs, workers, say) if workers.are_others else {}
     done: list[tuple[RunConfig, Record]] = []
     first: NCLError | None = None
     for config, folder in runs:
         if folder in failures:
             continue
-        say(_name(config))
+        say(name_of(config))
         try:
             done.append((config, run(config, folder, progress=progress, say=say)))
         except NCLError as error:
-            failures[folder] = Failure(_name(config), str(error), isinstance(error, NonFiniteError))
+            failures[folder] = Failure(name_of(config), str(error), isinstance(error, NonFiniteError))
             first = first or error
             say(str(failures[folder]))
     if first is not None and not done:
@@ -163,49 +153,3 @@ def run_all(
     if failures:
         raise ComparisonError(failures.values(), done)
     return [record for _, record in done]
-
-
-def _name(config: RunConfig) -> str:
-    return " ".join((config.set, config.scenario, config.method)).replace("  ", " ") + f", seed {config.seed}"
-
-
-def _run_in_processes(
-    runs: Sequence[tuple[RunConfig, Path]], jobs: int, say: Callable[[str], None]
-) -> dict[Path, Failure]:
-    """Run each by the command line, each process with its share of the cores; returns what failed, by folder."""
-    environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // jobs)))
-    waiting = list(runs)
-    running: dict[subprocess.Popen[bytes], tuple[RunConfig, Path]] = {}
-    failures: dict[Path, Failure] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                config, folder = waiting.pop(0)
-                try:
-                    with sole_use(folder):
-                        claim_folder(folder, config)
-                except NCLError as error:
-                    failures[folder] = Failure(_name(config), str(error), False)
-                    continue
-                arguments = ["run", "--config", str(folder / "config.json"), "--out", str(folder), "--quiet"]
-                command = [sys.executable, "-m", "nclbayes", *arguments]
-                (folder / "log.txt").unlink(missing_ok=True)
-                with (folder / "log.txt").open("x") as log:
-                    running[subprocess.Popen(command, stdout=log, stderr=log, env=environment)] = (config, folder)
-            time.sleep(0.1)
-            for process in [p for p in running if p.poll() is not None]:
-                config, folder = running.pop(process)
-                if process.returncode == 0:
-                    accuracy = Record.load(folder / "record.json").average_accuracy
-                    say(f"{_name(config)}: average accuracy {accuracy:.1%}")
-                else:
-                    said = (folder / "log.txt").read_text().strip() or f"exit code {process.returncode}"
-                    said = said.removeprefix("nclbayes: error: ")
-                    failures[folder] = Failure(_name(config), said, process.returncode == DIVERGED)
-                    say(str(failures[folder]))
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait()
-    return failures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from nclbayes.analysis.evaluation import Score, among_seen, evaluate
 from nclbayes.analysis.record import Record
 from nclbayes.data.task import Task, to_device
+from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError
 from nclbayes.experiments.config import RunConfig, check_device
 from nclbayes.experiments.setup import Prior, Setup
@@ -28,7 +29,12 @@ Watcher = Callable[[str], None]
 
 
 def run(
-    config: RunConfig, out: Path | None = None, *, progress: bool | None = None, say: Watcher = lambda text: None
+    config: RunConfig,
+    out: Path | None = None,
+    *,
+    progress: bool | None = None,
+    say: Watcher = lambda text: None,
+    callbacks: Sequence[Callback] = (),
 ) -> Record:
     """Learn the tasks one after the other, and score all of them after each.
 
@@ -39,6 +45,8 @@ def run(
         out: Where to keep configuration, record, posterior and checkpoint; None: nowhere.
         progress: Whether to show bars; by default only on a terminal.
         say: Called with a line after each task.
+        callbacks: Called after each step, as those of :meth:`OnlinePosterior.update
+            <nclbayes.OnlinePosterior.update>`.
 
     Returns:
         The record.
@@ -59,7 +67,7 @@ def run(
     """
     found, ranks = prepared(config), present(torch.device(config.device))
     with transaction(ranks, "The run"), sole_use(out if ranks.is_first else None):
-        return _learn(config, *found, out, progress, say, ranks)
+        return _learn(config, *found, out, progress, say, ranks, callbacks)
 
 
 def _learn(
@@ -71,6 +79,7 @@ def _learn(
     progress: bool | None,
     say: Watcher,
     ranks: Ranks,
+    callbacks: Sequence[Callback],
 ) -> Record:
     if out is not None:
         if ranks.is_first:
@@ -87,7 +96,7 @@ def _learn(
         losses, seconds = [], float("nan")
         if len(learner.tasks) == k:
             checkpoint = None if out is None else out / "update.ckpt"
-            report = learner.update(tasks[k], progress=progress, checkpoint=checkpoint)
+            report = learner.update(tasks[k], progress=progress, checkpoint=checkpoint, callbacks=callbacks)
             losses, seconds = report.losses, report.seconds
             if out is not None and ranks.is_first:
                 if config.keep_each:

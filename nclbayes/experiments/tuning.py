@@ -72,13 +72,23 @@ class Tuned:
         return (self.set, self.method) == (set.replace("_", "-"), method) and scenario in (None, self.scenario)
 
 
-def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None] = lambda text: None) -> Tuned:
+def tune(
+    search: Search,
+    out: Path,
+    *,
+    storage: str | None = None,
+    jobs: int = 1,
+    cluster: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Tuned:
     """Search, and keep what was found: trials that are done are not done again.
 
     Args:
         search: What to search for.
         out: The folder of the search.
+        storage: Where several processes or machines find each other's trials, as for :func:`nclbayes.tune`.
         jobs: How many trials at a time, each in a process of its own.
+        cluster: Make them on the cluster at this address instead.
         say: Called with a line after each trial.
 
     Returns:
@@ -88,6 +98,7 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
         SettingError: If Optuna is not installed, or the method has no such setting or refuses an end of its range.
         FileError: If the folder cannot be written, holds another search, or another process is at work in it.
         NonFiniteError: If learning diverged at every value.
+        UnreachableError: If the server of the storage, or the cluster, cannot be reached.
     """
     base, method = search.base, find_method(search.base.method)
     for end in search.plan.ends():
@@ -109,7 +120,9 @@ def tune(search: Search, out: Path, *, jobs: int = 1, say: Callable[[str], None]
         learner=method.learner,
         learner_settings={name: value for name, value in base.settings.items() if name in own},
         folder=out,
+        storage=storage,
         jobs=jobs,
+        cluster=cluster,
         seed=base.seed,
         say=say,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,13 +31,14 @@ else:
 
 
 @contextmanager
-def sole_use(folder: Path | None) -> Iterator[None]:
+def sole_use(folder: Path | None, patience: float = 0.0) -> Iterator[None]:
     """Have a folder to oneself; it is made if it is not there.
 
     The lock goes with the process, however that ends: nobody has to remove anything after a crash.
 
     Args:
         folder: The folder; None: there is nothing to share.
+        patience: So many seconds to wait for another process that has it.
 
     Yields:
         Nothing.
@@ -52,15 +54,21 @@ def sole_use(folder: Path | None) -> Iterator[None]:
         descriptor = _open(folder)
     except OSError as error:
         raise FileError(f"Could not write to '{folder}': {error.strerror}.") from None
+    deadline = time.monotonic() + patience
     try:
-        try:
-            _lock(descriptor)
-        except (BlockingIOError, PermissionError):
-            raise FileError(
-                f"Another process is at work in '{folder}': wait until it is done, stop it, or choose another folder."
-            ) from None
-        except OSError:
-            pass  # A file system without locks.
+        while True:
+            try:
+                _lock(descriptor)
+                break
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() >= deadline:
+                    raise FileError(
+                        f"Another process is at work in '{folder}': wait until it is done, stop it, or choose another "
+                        "folder."
+                    ) from None
+                time.sleep(0.1)
+            except OSError:
+                break  # A file system without locks.
         yield
     finally:
         os.close(descriptor)

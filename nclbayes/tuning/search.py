@@ -31,12 +31,17 @@ from nclbayes.storage.locking import sole_use
 from nclbayes.storage.reading import opened
 from nclbayes.tuning.pilot import Pilot, held_out
 from nclbayes.tuning.ranges import Plan, Range, ranges_of
-from nclbayes.tuning.trials import needed, search
+from nclbayes.tuning.storages import needed, shared_study, study_in_folder
+from nclbayes.tuning.trials import Trials
+from nclbayes.tuning.working import search
 from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Model
+from nclbayes.workers import Workers
 
 # In bytes.
 _LARGEST_SEARCH = 1_000_000
+# Seconds.
+_PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ def tune(
     learner: type[OnlinePosterior] = OnlinePosterior,
     learner_settings: Mapping[str, Any] | None = None,
     folder: str | os.PathLike[str] | None = None,
+    storage: str | None = None,
     jobs: int = 1,
+    cluster: str | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuning:
@@ -99,8 +106,12 @@ def tune(
         learner: The class of the posterior, if one with a memory.
         learner_settings: Its own settings.
         folder: Where to keep the trials: the same call goes on there; None: nowhere.
-        jobs: How many trials at a time, each in a process of its own; a script that asks for several begins its work
-            under ``if __name__ == "__main__":``, as always with processes in Python.
+        storage: Where several processes or machines that make the same call find each other's trials: the address of a
+            database as Optuna has it, such as ``postgresql+psycopg://user@host/database`` or ``sqlite:///file``, or the
+            path of a journal file. Each trial is made by one of them, and all return the same, once all trials are
+            done; those of one that dies are made by the others. A folder is not needed then.
+        jobs: How many trials at a time, each in a process of its own.
+        cluster: Make the trials on the cluster at this address instead, such as ``dask://10.0.0.5:8786``.
         seed: Decides what is held out, and every draw.
         say: Called with a line after each trial.
 
@@ -109,10 +120,12 @@ def tune(
 
     Raises:
         SettingError: If Optuna is not installed, the engine has no such setting or refuses an end of its range, or a
-            prior is sought for another model.
+            prior is sought for another model; if the address of a storage or of a cluster is none, or a package is
+            missing.
         DataError: If a task's data cannot be taken apart.
         FileError: If the folder cannot be written, holds another search, or another process is at work in it.
         NonFiniteError: If learning diverged at every value.
+        UnreachableError: If the server of the storage, or the cluster, cannot be reached.
 
     Example:
         >>> import torch
@@ -125,7 +138,7 @@ def tune(
         (['lr', 'stiffness'], 4, 20)
     """
     share = number("share", share, lambda v: 0 < v < 1, "above 0 and below 1")
-    jobs = whole_number("jobs", jobs)
+    workers = Workers(whole_number("jobs", jobs), cluster)
     trials = None if trials is None else whole_number("trials", trials)
     given: object = engine
     if not isinstance(given, Engine):
@@ -150,10 +163,21 @@ def tune(
         pilot.posterior(end)
     place = None if folder is None else Path(folder)
     needed()
-    with sole_use(place):
+    about = _about(pilot, plan, share)
+    if storage is None:
+        with sole_use(place):
+            if place is not None:
+                _claim(place / "search.json", about)
+            found = search(pilot, Trials(study_in_folder(place), plan, None, say), workers)
+    else:
+        name = f"nclbayes-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+        study = shared_study(storage, name)
         if place is not None:
-            _claim(place / "search.json", pilot, plan, share)
-        found = search(pilot, plan, place, jobs, say)
+            # Others may make the same call, with the same folder.
+            with sole_use(place, patience=_PATIENCE):
+                _claim(place / "search.json", about)
+        say(f"The study is {name}.")
+        found = search(pilot, Trials(study, plan, storage, say), workers)
     scale = found.values.get("prior_scale")
     return Tuning(
         engine=pilot.engine_with(found.values),
@@ -164,8 +188,8 @@ def tune(
     )
 
 
-def _claim(path: Path, pilot: Pilot, plan: Plan, share: float) -> None:
-    """Say what a folder's search is, or refuse one that holds another."""
+def _about(pilot: Pilot, plan: Plan, share: float) -> str:
+    """What tells one search from another."""
     tensors: dict[str, Tensor] = {}
     for k, task in enumerate(pilot.tasks):
         batch = few_examples(task, torch.device("cpu"))
@@ -188,7 +212,11 @@ def _claim(path: Path, pilot: Pilot, plan: Plan, share: float) -> None:
         "plan": asdict(plan),
         "data and model": identity([], tensors),
     }
-    text = json.dumps(about, indent=1) + "\n"
+    return json.dumps(about, indent=1) + "\n"
+
+
+def _claim(path: Path, text: str) -> None:
+    """Say what a folder's search is, or refuse one that holds another."""
     if not os.path.lexists(path):
         write_text(path, text)
     with opened(path, "search") as (file, _), refused(path, "a search"):

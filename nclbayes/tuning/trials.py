@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.multiprocessing
-
-from nclbayes.errors import FileError, NonFiniteError, SettingError
-from nclbayes.interrupts import deferred, kept_from_children
-from nclbayes.tuning.pilot import Pilot
+from nclbayes.errors import NonFiniteError
+from nclbayes.interrupts import deferred
 from nclbayes.tuning.ranges import Plan
+from nclbayes.tuning.storages import needed, reaching
 
 if TYPE_CHECKING:
     import optuna
 
-Say = Callable[[str], None]
+# How often, in seconds, a process shows that it is still at its trials, and after how many it is taken for dead.
+_PULSE, _DEAD = 10.0, 60.0
+# How often, in seconds, a process looks whether the trials of others are done.
+_GLANCE = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,221 +38,174 @@ class Found:
     trials: tuple[dict[str, Any], ...]
 
 
-def search(pilot: Pilot, plan: Plan, folder: Path | None, jobs: int, say: Say) -> Found:
-    """Try the values of a plan; trials that a folder has are not done again.
+@dataclass(frozen=True)
+class Taken:
+    """A trial that is this process's.
 
-    Args:
-        pilot: What a trial is.
-        plan: Which values to try.
-        folder: Where the trials are kept; None: nowhere.
-        jobs: How many at a time, each in a process of its own.
-        say: Called with a line after each trial.
-
-    Returns:
-        The best values.
-
-    Raises:
-        FileError: If the folder cannot be read or written.
-        NonFiniteError: If learning diverged at every value.
-        SettingError: If Optuna is not installed, or the pilot cannot be handed to another process.
+    Attributes:
+        trial: Optuna's.
+        values: What to try.
     """
-    with deferred():
-        trials = _Trials(_optuna(), plan, folder, say)
-    if jobs == 1:
-        while trials.left:
-            trials.start(lambda values: _Done(pilot.score(values)))
-            trials.collect()
-        return trials.result()
-    threads = max(1, torch.get_num_threads() // jobs)
-    _check_transport(pilot)
-    context = torch.multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, _begin_work, (pilot, threads))
 
-    def submit(values: Mapping[str, float]) -> _Pending:
-        with kept_from_children():
-            return _Pending(pool.submit(_score, dict(values)))
+    trial: optuna.Trial
+    values: dict[str, float]
 
-    try:
-        while trials.left or trials.running:
-            while trials.left and len(trials.running) < jobs:
-                trials.start(submit)
-            time.sleep(0.1)
-            trials.collect()
-    except BrokenProcessPool as error:
-        raise SettingError(
-            "A process of the search ended before its work did, or could not begin: in a script, begin the work under "
-            '`if __name__ == "__main__":`; define functions and classes in a module; or search with jobs=1.'
-        ) from error
-    finally:
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
-    return trials.result()
+    def __str__(self) -> str:
+        return ", ".join(f"{name} = {value:g}" for name, value in self.values.items())
 
 
-class _Trials:
-    """The trials of a search, kept by Optuna.
+class Trials:
+    """The trials of a search, kept by Optuna, which may hand them to several processes.
+
+    The plan has so many slots, numbered from 0. Each is put into Optuna's queue, from which a trial is taken by one
+    process only. Of trials of the same slot, as two processes may put them there at once, the first is the one that
+    counts.
 
     Args:
-        optuna: The module.
+        study: Optuna's study.
         plan: Which values to try.
-        folder: The folder, with a journal of the trials; None: they are not kept.
+        storage: Where other processes find the study; None: there are none.
         say: Called with a line after each trial.
     """
 
-    def __init__(self, optuna: Any, plan: Plan, folder: Path | None, say: Say) -> None:
-        self._optuna, self._plan, self._say = optuna, plan, say
-        self._study = _study(optuna, folder)
-        states = optuna.trial.TrialState
-        self._ended = (states.COMPLETE, states.PRUNED)
-        self.running: list[tuple[optuna.Trial, Mapping[str, float], Any]] = []
-        # A trial that failed for a reason of its own (a full disk, a kill) is repeated.
-        for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-            self._study.tell(trial.number, state=states.FAIL)
-        self.left = plan.count - len(self._done())
-        if plan.sampler == "grid":
-            tried = [trial.params for trial in self._done()]
-            queued = self._study.get_trials(deepcopy=False, states=(states.WAITING,))
-            tried += [trial.system_attrs["fixed_params"] for trial in queued]
-            for values in plan.grid()[: plan.count]:
-                if values not in tried:
-                    self._study.enqueue_trial(values)
+    def __init__(self, study: optuna.Study, plan: Plan, storage: str | None, say: Callable[[str], None]) -> None:
+        self._study, self._plan, self._storage, self._say = study, plan, storage, say
+        self._states = needed().trial.TrialState
+        self._lock, self._mine = threading.RLock(), dict[int, Taken]()
+        # What is decided of a slot before it is tried.
+        self._grid = plan.grid() if plan.sampler == "grid" else [{}] * plan.count
+        # Of trials of other processes: what their pulse was when it was last seen to change, and when that was.
+        self._pulses: dict[int, tuple[Any, float]] = {}
+        if storage is None:
+            # What a killed process has left: nobody else is at it.
+            with self._safely():
+                for trial in study.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
+                    study.tell(trial.number, state=self._states.FAIL)
 
-    def start(self, evaluate: Callable[[Mapping[str, float]], Any]) -> None:
-        """Begin one more trial; `evaluate` returns something that is ready() at some time and then has its get()."""
-        with deferred():
-            trial = self._study.ask()
-            values = {r.name: r.suggest(trial) for r in self._plan.ranges}
-        self.left -= 1
+    def take(self) -> Taken | None:
+        """The next trial, which is this process's from now on; None if there is none at the moment."""
+        with self._lock, self._safely():
+            while True:
+                self._bury()
+                slots = self._slots()
+                for slot in range(self._plan.count):
+                    # A trial that failed for a reason of its own (a full disk, a kill) is repeated.
+                    if slot not in slots:
+                        self._study.enqueue_trial(self._grid[slot], user_attrs={"slot": slot})
+                if not self._study.get_trials(deepcopy=False, states=(self._states.WAITING,)):
+                    return None
+                trial = self._study.ask()
+                slot = trial.user_attrs.get("slot", -1)
+                first = self._slots().get(slot)
+                if first is not None and first.number == trial.number:
+                    # Another stream for each slot: the same one would propose the same values again.
+                    self._study.sampler = needed().samplers.TPESampler(seed=slot)
+                    taken = Taken(trial, {r.name: r.suggest(trial) for r in self._plan.ranges})
+                    self._mine[trial.number] = taken
+                    return taken
+                # Of a slot that another process has put there too, or of none: the queue was empty meanwhile.
+                self._study.tell(trial, state=self._states.FAIL)
+
+    def tell(self, taken: Taken, score: float | None) -> None:
+        """Note what came of a trial.
+
+        Args:
+            taken: The trial.
+            score: Its score; None: learning diverged.
+        """
+        state = self._states.PRUNED if score is None else self._states.COMPLETE
+        with self._lock, self._safely():
+            self._mine.pop(taken.trial.number, None)
+            # One that others took for dead is over.
+            self._study.tell(taken.trial, score, state, skip_if_finished=True)
+        self._say(f"{taken}: {'diverged' if score is None else format(score, '.4g')}")
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While trials are under way: others are shown that this process lives; what it leaves is for others."""
+        over = threading.Event()
+        pulse = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        if self._storage is not None:
+            pulse.start()
         try:
-            self.running.append((trial, values, evaluate(values)))
-        except BaseException:
-            self._tell(trial, state=self._optuna.trial.TrialState.FAIL)
-            raise
+            yield
+        finally:
+            with deferred():
+                over.set()
+                if self._storage is not None:
+                    pulse.join()
+                # If the storage is away, others will miss the pulse.
+                with suppress(Exception):
+                    for left in self._mine.values():
+                        self._study.tell(left.trial, state=self._states.FAIL, skip_if_finished=True)
 
-    def collect(self) -> None:
-        """Note the scores of the trials that have ended."""
-        for entry in [entry for entry in self.running if entry[2].ready()]:
-            trial, values, pending = entry
-            self.running.remove(entry)
-            shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-            try:
-                score = pending.get()
-            except BaseException:
-                self._tell(trial, state=self._optuna.trial.TrialState.FAIL)
-                raise
-            if score is None:
-                self._tell(trial, state=self._optuna.trial.TrialState.PRUNED)
-                self._say(f"{shown}: diverged")
-            else:
-                self._tell(trial, score)
-                self._say(f"{shown}: {score:.4g}")
+    def are_done(self) -> bool:
+        """Whether all are, those of other processes too."""
+        with self._lock, self._safely():
+            return len(self._done()) == self._plan.count
+
+    def wait(self) -> None:
+        """Give others time for theirs."""
+        time.sleep(_GLANCE)
 
     def result(self) -> Found:
-        """The best of them."""
-        done = self._done()
-        if all(trial.value is None for trial in done):
+        """The best of them.
+
+        Returns:
+            The best values, and all that were tried.
+
+        Raises:
+            NonFiniteError: If learning diverged at every value.
+        """
+        with self._lock, self._safely():
+            done = self._done()
+        scored = [trial for trial in done if trial.value is not None]
+        if not scored:
             raise NonFiniteError(
                 "Learning diverged at every value that was tried: lower `lr`, or search another range."
             )
-        best = self._study.best_trial
+        best = max(scored, key=lambda trial: trial.value)
         trials = tuple({**trial.params, "score": trial.value} for trial in done)
-        return Found(dict(best.params), float(best.value or 0.0), trials)
+        return Found(dict(best.params), float(best.value), trials)
 
-    def _tell(self, *outcome: Any, **state: Any) -> None:
-        # Optuna's journal has a lock of its own, which an interrupt would leave behind.
-        with deferred():
-            self._study.tell(*outcome, **state)
+    def _slots(self) -> dict[int, Any]:
+        """The trial of each slot that counts: the first that has not failed."""
+        found: dict[int, Any] = {}
+        for trial in self._study.get_trials(deepcopy=False):
+            # Journals of earlier versions have no slots.
+            slot = trial.user_attrs.get("slot", trial.number if trial.state.is_finished() else -1)
+            if trial.state != self._states.FAIL and 0 <= slot < self._plan.count:
+                found.setdefault(slot, trial)
+        return found
 
     def _done(self) -> list[Any]:
-        return list(self._study.get_trials(deepcopy=False, states=self._ended))
+        ended = (self._states.COMPLETE, self._states.PRUNED)
+        return sorted((t for t in self._slots().values() if t.state in ended), key=lambda trial: trial.number)
 
+    def _bury(self) -> None:
+        """Let go of the trials of processes that have died."""
+        if self._storage is None:
+            return
+        for trial in self._study.get_trials(deepcopy=False, states=(self._states.RUNNING,)):
+            number, pulse = trial.number, trial.user_attrs.get("pulse", 0)
+            seen, since = self._pulses.get(number, (None, 0.0))
+            if number in self._mine or seen != pulse:
+                self._pulses[number] = (pulse, time.monotonic())
+            elif time.monotonic() - since > _DEAD:
+                self._study.tell(number, state=self._states.FAIL, skip_if_finished=True)
 
-@dataclass(frozen=True)
-class _Pending:
-    """A result that another process will have."""
+    def _beat(self, over: threading.Event) -> None:
+        count = 0
+        while not over.wait(_PULSE):
+            count += 1
+            with self._lock:
+                for taken in list(self._mine.values()):
+                    # A server that is away, or a trial that was taken for dead, is told to who needs it.
+                    with suppress(Exception):
+                        taken.trial.set_user_attr("pulse", count)
 
-    future: Future[float | None]
-
-    def ready(self) -> bool:
-        return self.future.done()
-
-    def get(self) -> float | None:
-        return self.future.result()
-
-
-@dataclass(frozen=True)
-class _Done:
-    """A result that is there already."""
-
-    value: float | None
-
-    def ready(self) -> bool:
-        return True
-
-    def get(self) -> float | None:
-        return self.value
-
-
-# What the trials of a process of the pool are about.
-_PILOT: list[Pilot] = []
-
-
-def _check_transport(pilot: Pilot) -> None:
-    """Refuse what cannot be handed to another process."""
-    try:
-        ForkingPickler.dumps(pilot)
-    except Exception as error:
-        raise SettingError(
-            f"The model, the tasks, the engine or the metric cannot be handed to another process ({error}): define "
-            "their functions and classes in a module, or search with jobs=1."
-        ) from error
-
-
-def _begin_work(pilot: Pilot, threads: int) -> None:
-    # Ctrl-C is for the process that hands out the work.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    _PILOT[:] = [pilot]
-
-
-def _score(values: Mapping[str, float]) -> float | None:
-    return _PILOT[0].score(values)
-
-
-def _study(optuna: Any, folder: Path | None) -> optuna.Study:
-    if folder is None:
-        study = optuna.create_study(direction="maximize")
-    else:
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        path = folder / "trials.log"
-        try:
-            storage = JournalStorage(JournalFileBackend(str(path)))
-            study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
-        except Exception as error:
-            # Optuna reads its journal line by line, and says nothing of its own of what it finds there.
-            raise FileError(f"'{path}' is damaged, or cannot be written: {error}.") from error
-    # Another stream each time that a search goes on: the same one would propose the same values again.
-    study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)))
-    return study
-
-
-def needed() -> None:
-    """Refuse to begin without what a search needs.
-
-    Raises:
-        SettingError: If Optuna is not installed.
-    """
-    _optuna()
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise SettingError("A search needs Optuna: pip install 'nclbayes[experiments]'") from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        # Optuna's journal has a lock of its own, which an interrupt would leave behind.
+        with reaching(self._storage), deferred():
+            yield

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from nclbayes.analysis.record import Record
 from nclbayes.data.task import Task
-from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.comparison import run_folder
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.recipe import Workplace
 from nclbayes.experiments.runs import reopen_each
@@ -100,7 +100,7 @@ def follow(configs: Sequence[RunConfig], place: Workplace) -> list[Followed]:
         The networks.
     """
     runs = [(config, run_folder(place.out / "runs", config)) for config in configs]
-    records = run_all(runs, jobs=place.jobs, progress=place.progress, say=place.say)
+    records = place.run_all(runs)
     return [_followed(folder, record) for (_, folder), record in zip(runs, records, strict=True)]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
-from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.comparison import run_folder
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
@@ -56,7 +56,7 @@ def _compute(settings: Settings, place: Workplace) -> Results:
     cells = list(product(settings["sets"], settings["scenarios"], settings["methods"]))
     # All at once: with jobs, no core waits for the last seed of a cell.
     runs = [run for cell in cells for run in _runs(*cell, settings, place)]
-    records = run_all(runs, jobs=place.jobs, progress=place.progress, say=place.say)
+    records = place.run_all(runs)
     seeds = settings["seeds"]
     rows = [_row(*cell, records[i * seeds : (i + 1) * seeds]) for i, cell in enumerate(cells)]
     return Results({"accuracy": rows}, _statements(rows), {"seeds": list(range(seeds))})

@@ -12,7 +12,7 @@ from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.evaluation import evaluate
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.data.task import Task
-from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.comparison import run_folder
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
@@ -34,7 +34,7 @@ def _compute(settings: Settings, place: Workplace) -> Results:
         for method in part["methods"]
         for seed in range(settings["seeds"])
     ]
-    records = run_all(runs, jobs=place.jobs, progress=place.progress, say=place.say)
+    records = place.run_all(runs)
     rows: list[Row] = []
     curves: list[Row] = []
     for (config, folder), record in zip(runs, records, strict=True):

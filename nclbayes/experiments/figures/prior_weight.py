@@ -14,7 +14,7 @@ from torch import Tensor
 from nclbayes.analysis.drawing import MARKERS, PALETTE
 from nclbayes.analysis.record import Record
 from nclbayes.errors import SettingError
-from nclbayes.experiments.comparison import ComparisonError, run_all, run_folder
+from nclbayes.experiments.comparison import ComparisonError, run_folder
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import FULL_WIDTH, letter, loss_axis, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
@@ -88,7 +88,7 @@ def _records(runs: Sequence[_Run], place: Workplace) -> list[tuple[_Run, Record 
     """Every run with its record; None where learning diverged, which is a result too."""
     pairs = [(config, folder) for config, _, folder in runs]
     try:
-        records = run_all(pairs, jobs=place.jobs, progress=place.progress, say=place.say)
+        records = place.run_all(pairs)
         done = [(config, record) for (config, _), record in zip(pairs, records, strict=True)]
     except ComparisonError as error:
         if not error.is_divergence:

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nclbayes.analysis.plots import save
+from nclbayes.analysis.record import Record
 from nclbayes.errors import FileError, SettingError
+from nclbayes.experiments.comparison import run_all
+from nclbayes.experiments.config import RunConfig
 from nclbayes.storage import write_text
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ class Workplace:
         device: Where to compute.
         progress: Whether to show bars; None: on a terminal.
         say: Called with a line now and then.
+        cluster: The address of a cluster that makes the runs instead, such as ``dask://10.0.0.5:8786``.
 
     Example:
         >>> from pathlib import Path
@@ -88,6 +92,18 @@ class Workplace:
     device: str = "cpu"
     progress: bool | None = None
     say: Callable[[str], None] = lambda text: None
+    cluster: str | None = None
+
+    def run_all(self, runs: Sequence[tuple[RunConfig, Path]]) -> list[Record]:
+        """Runs of a recipe, made as this workplace has it.
+
+        Args:
+            runs: Configurations, each with a folder of its own.
+
+        Returns:
+            Their records, in this order.
+        """
+        return run_all(runs, jobs=self.jobs, cluster=self.cluster, progress=self.progress, say=self.say)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
-from nclbayes.experiments.comparison import run_all, run_folder
+from nclbayes.experiments.comparison import run_folder
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import letter, loss_by_task, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
@@ -55,7 +55,7 @@ def run_variants(name: str, settings: Settings, place: Workplace) -> dict[str, l
                 shuffle=settings.get("shuffle", False),
             )
             runs.append((config, run_folder(folder, config)))
-    records = run_all(runs, jobs=place.jobs, progress=place.progress, say=place.say)
+    records = place.run_all(runs)
     seeds = settings["seeds"]
     return {label: records[i * seeds : (i + 1) * seeds] for i, label in enumerate(settings["variants"])}
 
