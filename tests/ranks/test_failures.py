@@ -7,11 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -90,6 +92,10 @@ def _go_wrong(what: str, rank: int) -> Any:
     return posterior, first, second, call
 
 
+# After which the same posterior learns the right task.
+GO_ON = ("callback", "shard")
+
+
 def fail(rank: int, folder: Path, what: str) -> None:
     posterior, first, second, call = _go_wrong(what, rank)
     said = "nothing"
@@ -104,40 +110,46 @@ def fail(rank: int, folder: Path, what: str) -> None:
     is_same = what in ("model", "posterior") or all(
         torch.equal(tensor, before[name]) for name, tensor in tensors(posterior).items()
     )
-    (folder / f"said-{rank}").write_text(json.dumps({"said": said, "same": is_same}))
-    # The group is still in step: the same posterior learns the right task next.
-    if what in ("callback", "shard"):
+    (folder / f"{what}-{rank}").write_text(json.dumps({"said": said, "same": is_same}))
+    if what in GO_ON:
         posterior.update(tasks()[1], progress=False)
-        write_file(folder / f"after-{rank}", "tensors", tensors(posterior), {})
+        write_file(folder / f"{what}-after-{rank}", "tensors", tensors(posterior), {})
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("callback", ["RankError", "rank 1 failed with OSError: the disk is full"]),
-        ("interrupt", ["RankError", "rank 1 failed with KeyboardInterrupt"]),
-        ("memory", ["RankError", "rank 1 failed with OutOfMemoryError: no memory is left"]),
-        ("data", ["RankError", "rank 1 failed with NonFiniteError"]),
-        ("shard", ["RankError", " failed with NonFiniteError: NaN or infinity in the inputs", "at step 1"]),
-        ("task", ["RankError", "their task (rank 0: ['task 2', 61, 1], rank 1: ['another', 61, 1])"]),
-        ("settings", ["RankError", "their engine"]),
-        ("model", ["RankError", "their model"]),
-        ("posterior", ["RankError", "their generator"]),
-        ("sampler", ["DataError", "has a DistributedSampler"]),
-        ("shuffling", ["RankError", "their first examples"]),
-        ("drifting", ["RankError", "out of step", "a batch of 11 examples with the checksum"]),
-    ],
-)
-def test_every_rank_says_which_rank_failed_and_why(what: str, words: list[str], tmp_path: Path) -> None:
-    assert together(2, fail, tmp_path, what) == [0, 0], failures(tmp_path)
-    for rank in range(2):
-        found = json.loads((tmp_path / f"said-{rank}").read_text())
-        is_interrupted = (what, rank) == ("interrupt", 1)
-        expected = ["KeyboardInterrupt"] if is_interrupted else words
-        assert all(word in found["said"] for word in expected), found["said"]
-        assert found["same"]
-    if (tmp_path / "after-0").exists():
-        after = [read_file(tmp_path / f"after-{rank}", "tensors")[0] for rank in range(2)]
+WRONG: dict[str, list[str]] = {
+    "callback": ["RankError", "rank 1 failed with OSError: the disk is full"],
+    "interrupt": ["RankError", "rank 1 failed with KeyboardInterrupt"],
+    "memory": ["RankError", "rank 1 failed with OutOfMemoryError: no memory is left"],
+    "data": ["RankError", "rank 1 failed with NonFiniteError"],
+    "shard": ["RankError", " failed with NonFiniteError: NaN or infinity in the inputs", "at step 1"],
+    "task": ["RankError", "their task (rank 0: ['task 2', 61, 1], rank 1: ['another', 61, 1])"],
+    "settings": ["RankError", "their engine"],
+    "model": ["RankError", "their model"],
+    "posterior": ["RankError", "their generator"],
+    "sampler": ["DataError", "has a DistributedSampler"],
+    "shuffling": ["RankError", "their first examples"],
+    "drifting": ["RankError", "out of step", "a batch of 11 examples with the checksum"],
+}
+"""What goes wrong, and what is said of it."""
+
+
+def fail_all(rank: int, folder: Path) -> None:
+    """One after the other, in one group: after each it is in step again."""
+    for what in WRONG:
+        fail(rank, folder, what)
+
+
+def test_every_rank_says_which_rank_failed_and_why(tmp_path: Path) -> None:
+    assert together(2, fail_all, tmp_path) == [0, 0], failures(tmp_path)
+    for what, words in WRONG.items():
+        for rank in range(2):
+            found = json.loads((tmp_path / f"{what}-{rank}").read_text())
+            is_interrupted = (what, rank) == ("interrupt", 1)
+            expected = ["KeyboardInterrupt"] if is_interrupted else words
+            assert all(word in found["said"] for word in expected), (what, found["said"])
+            assert found["same"], what
+    for what in GO_ON:
+        after = [read_file(tmp_path / f"{what}-after-{rank}", "tensors")[0] for rank in range(2)]
         assert all(torch.equal(tensor, after[1][name]) for name, tensor in after[0].items())
 
 
@@ -176,49 +188,50 @@ class Stop(Exception):
 ENGINES = {"laplace": ncl.LaplaceNCL(**SETTINGS), "variational": ncl.VariationalNCL(**SETTINGS)}
 
 
-def interrupted(rank: int, folder: Path, name: str, stops: bool) -> None:
-    """Learn two tasks, the second from a checkpoint, or to the middle of it."""
-    posterior, second = ncl.OnlinePosterior.load(folder / "first", classifier()), tasks()[1]
+def interrupted(rank: int, folder: Path, stops: bool) -> None:
+    """Learn a second task with each engine, from a checkpoint, or to the middle of it."""
 
     def stop(progress: Any) -> None:
         if progress.step == 9:
             raise Stop
 
-    callbacks = [stop] if stops else []
-    try:
-        posterior.update(
-            second, progress=False, checkpoint=folder / "checkpoint", checkpoint_every=4, callbacks=callbacks
-        )
-    except Stop:
-        return
-    write_file(folder / f"after-{rank}", "tensors", tensors(posterior), {})
+    for name in ENGINES:
+        posterior = ncl.OnlinePosterior.load(folder / f"{name}-first", classifier())
+        where: dict[str, Any] = {"checkpoint": folder / f"{name}-checkpoint", "checkpoint_every": 4}
+        with pytest.raises(Stop) if stops else nullcontext():
+            posterior.update(tasks()[1], progress=False, callbacks=[stop] if stops else [], **where)
+        write_file(folder / f"{name}-{rank}", "tensors", tensors(posterior), {})
 
 
-@pytest.mark.parametrize("name", list(ENGINES))
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
-def test_an_update_goes_on_with_another_number_of_processes(name: str, before: int, after: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
+def test_an_update_goes_on_with_another_number_of_processes(before: int, after: int, tmp_path: Path) -> None:
     def run(count: int, stops: bool) -> None:
         if count == 1:
-            interrupted(0, tmp_path, name, stops)
+            interrupted(0, tmp_path, stops)
         else:
-            codes = together(count, interrupted, tmp_path, name, stops)
+            codes = together(count, interrupted, tmp_path, stops)
             (tmp_path / "meeting").unlink(missing_ok=True)
             assert codes == [0] * count, failures(tmp_path)
 
-    first = learner(ENGINES[name])
-    first.update(tasks()[0], progress=False)
-    first.save(tmp_path / "first")
+    def found(name: str, rank: int) -> dict[str, Tensor]:
+        return read_file(tmp_path / f"{name}-{rank}", "tensors")[0]
+
+    for name, engine in ENGINES.items():
+        first = learner(engine)
+        first.update(tasks()[0], progress=False)
+        first.save(tmp_path / f"{name}-first")
     run(1, stops=False)
-    alone = read_file(tmp_path / "after-0", "tensors")[0]
+    alone = {name: found(name, 0) for name in ENGINES}
     run(before, stops=True)
-    assert (tmp_path / "checkpoint").exists()
+    assert all((tmp_path / f"{name}-checkpoint").exists() for name in ENGINES)
     run(after, stops=False)
-    assert not (tmp_path / "checkpoint").exists()
-    for rank in range(after):
-        found = read_file(tmp_path / f"after-{rank}", "tensors")[0]
-        for part, tensor in alone.items():
-            away = (tensor.double() - found[part].double()).norm() / tensor.double().norm().clamp(min=1e-30)
-            assert float(away) < 1e-5, (part, float(away))
+    for name in ENGINES:
+        assert not (tmp_path / f"{name}-checkpoint").exists()
+        for rank in range(after):
+            for part, tensor in alone[name].items():
+                other = found(name, rank)[part].double()
+                away = (tensor.double() - other).norm() / tensor.double().norm().clamp(min=1e-30)
+                assert float(away) < 1e-5, (name, part, float(away))
 
 
 def test_a_group_of_one_is_told_so(tmp_path: Path) -> None:
