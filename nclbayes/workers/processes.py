@@ -20,6 +20,8 @@ Call = tuple[int, tuple[Any, ...]]
 
 # So often a call may be under way when a process dies; from then on it is made alone, to see whether it is to blame.
 _DEATHS_IN_COMPANY = 2
+# So many seconds a process waits for another call before it ends, also if nobody is left to make one.
+_IDLE = 30
 
 
 def in_processes(
@@ -94,7 +96,12 @@ class _Queue:
 
 def _outputs(function: Callable[..., Any], queue: _Queue, jobs: int) -> Generator[tuple[int, Any], None, None]:
     parallel = Parallel(
-        n_jobs=jobs, backend="loky", batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
+        n_jobs=jobs,
+        backend="loky",
+        batch_size=1,
+        pre_dispatch="n_jobs",
+        return_as="generator_unordered",
+        idle_worker_timeout=_IDLE,
     )
     # It would be started with the first process, and let Ctrl-C through when it is.
     resource_tracker.ensure_running()

@@ -96,6 +96,26 @@ def test_ctrl_c_stops_the_runs_on_a_cluster_and_the_same_command_goes_on(tmp_pat
         assert all(worker.poll() is None for worker in found.workers)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["compare split-digits --methods none,si", "tune split-digits --method owm"])
+def test_ctrl_c_leaves_no_process_behind(command: str, tmp_path: Path) -> None:
+    given = [*command.split(), "--steps", "20000", "--jobs", "2", "--quiet", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen([sys.executable, "-m", "nclbayes", *given], start_new_session=True)
+    begun = "update.ckpt" if command.startswith("compare") else "trials.log"
+    wait_until(lambda: list(tmp_path.rglob(begun)))
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+
+    def gone() -> bool:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_until(gone, seconds=20)
+
+
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     said = _run_here(config("none"), tmp_path / "elsewhere")
     assert isinstance(said, Failure)
