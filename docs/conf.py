@@ -36,7 +36,10 @@ autodoc_typehints_description_target = "documented_params"
 napoleon_use_ivar = True
 # A reference to a name of this package must lead somewhere; names of torch and Pyro are not looked up.
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"(?!nclbayes\.).*"), (r"py:class", r"nclbayes\.watch\.(rows|calls|einsum|grouped|parts)\..*")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!nclbayes\.).*"),
+    (r"py:class", r"nclbayes\.watch\.(rows|calls|einsum|grouped|parts)\..*"),
+]
 
 # Short by default: fewer steps, the same story. Set NCLBAYES_DOCS_FULL for the pictures and numbers of full runs.
 full_tutorials = bool(os.environ.get("NCLBAYES_DOCS_FULL"))
