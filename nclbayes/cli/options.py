@@ -16,6 +16,7 @@ import typer
 from nclbayes.analysis.names import plain
 from nclbayes.errors import SettingError
 from nclbayes.experiments.config import check_device
+from nclbayes.ranks import is_launched
 
 Scenario = Annotated[str | None, typer.Option(help="task, domain or class, where they apply.")]
 Steps = Annotated[int | None, typer.Option(help="Steps a task; default: the task set's.")]
@@ -58,6 +59,19 @@ def interruptible(hint: str = "The same command goes on from here.") -> Iterator
         yield
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted. {hint}".strip()) from None
+
+
+def refuse_launched() -> None:
+    """Refuse torchrun, under which every process would make all runs of a command.
+
+    Raises:
+        SettingError: If this process was started by it, with others.
+    """
+    if is_launched():
+        raise SettingError(
+            "torchrun starts this command once in each process, and each would make all of its runs: leave torchrun "
+            "out, and pass --jobs or --cluster. Of the commands, `run` learns with several processes."
+        )
 
 
 def sayer(silent: bool) -> Callable[[str], None]:

@@ -28,6 +28,7 @@ from nclbayes.cli.options import (
     interruptible,
     read_device,
     read_settings,
+    refuse_launched,
     sayer,
 )
 from nclbayes.cli.report import by_label, show, write_page
@@ -206,6 +207,7 @@ def _refuse_unused(tuned: list[Path] | None, configs: Sequence[RunConfig]) -> No
 
 def _compare(configs: list[RunConfig], out: Path, workers: Workers, quiet: bool, as_json: bool) -> None:
     failed: ComparisonError | None = None
+    refuse_launched()
     with interruptible():
         try:
             records = compare_runs(

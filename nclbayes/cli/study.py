@@ -24,6 +24,7 @@ from nclbayes.cli.options import (
     interruptible,
     read_device,
     read_settings,
+    refuse_launched,
     sayer,
 )
 from nclbayes.errors import SettingError
@@ -66,6 +67,7 @@ def figure(
     say = sayer(quiet or as_json)
     Workers(jobs, cluster)  # refuses what is no address before anything is written
     place = Workplace(out, jobs, read_device(device), False if quiet else None, say, cluster)
+    refuse_launched()
     with interruptible():
         results = make(recipe, scale, place, read_settings(option))
     if as_json:
@@ -124,6 +126,7 @@ def tune(
     )
     search = Search(base, tuple(Range.parse(text) for text in range or []), trials, sampler)
     out = Path("tuned") / f"{base.set}-{base.scenario or 'run'}-{method}" if out is None else out
+    refuse_launched()
     with interruptible():
         tuned = search_for(search, out, storage=storage, jobs=jobs, cluster=cluster, say=sayer(quiet or as_json))
     values: dict[str, Any] = dict(tuned.values)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nclbayes.cli import run_command_line
 from nclbayes.errors import RankError
 from nclbayes.experiments import RunConfig, run
 from tests.ranks.group import failures, together
@@ -109,3 +110,23 @@ def compare(first: Path, second: Path) -> None:
         for score, its in zip(row, other, strict=True):
             assert its["accuracy"] == pytest.approx(score["accuracy"])
             assert its["loss"] == pytest.approx(score["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compare", "split-digits", "--methods", "none"],
+        ["demo"],
+        ["figure", "toy"],
+        ["tune", "split-digits", "--method", "owm"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_of_many_runs_are_not_for_torchrun(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run_command_line([*command, "--out", str(tmp_path / "out")]) == 2
+    assert "leave torchrun out" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
