@@ -156,11 +156,11 @@ def _score(
             if found is not None:
                 hits.append(found[0].flatten().double().cpu())
                 confidence.append(found[1].flatten().double().cpu())
-    (scores,), _ = ranks.gather_rows("the scores", [torch.cat(right)])
+    (scores,) = ranks.gather_rows("the scores", [torch.cat(right)])
     loss = sum(row[0] for row in ranks.meet("the loss", loss))
     error = float("nan")
     if has_classes:
-        (hit, sure), _ = ranks.gather_rows("the guesses", [torch.cat(hits), torch.cat(confidence)])
+        hit, sure = ranks.gather_rows("the guesses", [torch.cat(hits), torch.cat(confidence)])
         error = calibration_error(sure, hit)
     return Score(float(scores.mean()), loss / len(scores), error, len(scores))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from nclbayes.watch.nesting import mapped, tensors_of
@@ -25,8 +25,21 @@ def split(batch: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
     count = min(count, examples)
     if count == 1:
         return [batch]
-    ends = [examples * i // count for i in range(count + 1)]
+    ends = list(accumulate(lengths_of(examples, count), initial=0))
     return [tuple(_between(item, start, end, examples) for item in batch) for start, end in pairwise(ends)]
+
+
+def lengths_of(examples: int, count: int) -> list[int]:
+    """How long the parts of a batch are.
+
+    Args:
+        examples: How many examples it has.
+        count: How many parts, at most as many.
+
+    Returns:
+        The numbers of their examples, in order.
+    """
+    return [examples * (i + 1) // count - examples * i // count for i in range(count)]
 
 
 def _between(item: Any, start: int, end: int, examples: int) -> Any:

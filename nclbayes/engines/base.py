@@ -16,14 +16,14 @@ from torch import Tensor
 from nclbayes.blocks import Block
 from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.sources import side_stream
-from nclbayes.data.splitting import split
+from nclbayes.data.splitting import lengths_of, split
 from nclbayes.data.task import Task
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.latecomers import meet
 from nclbayes.engines.loop import Callback, History
 from nclbayes.engines.settings import EngineSettings
 from nclbayes.gaussians import State, Structure
-from nclbayes.ranks import ALONE, Ranks
+from nclbayes.ranks import ALONE, WHOLE, Ranks, Share
 from nclbayes.storage import memory_of
 from nclbayes.watch import ModelRun
 from nclbayes.watch.run import Model, batch_size
@@ -35,12 +35,12 @@ class Part(NamedTuple):
     Attributes:
         batch: They.
         weight: What each of them counts.
-        among: The ranks that each run such a part of the same examples; this one alone, if it runs them all.
+        share: Which they are, of those that all ranks run at the same time.
     """
 
     batch: tuple[Any, ...]
     weight: float = 1.0
-    among: Ranks = ALONE
+    share: Share = WHOLE
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,14 @@ class Problem:
         ranks, examples = self.ranks, batch_size(batch)
         if not ranks.are_many:
             return [Part(part) for part in split(batch, self.accumulate)]
-        ranks.meet(f"a batch of {examples} examples with the checksum {_checksum(batch):08x}")
+        ranks.note(f"a batch of {examples} examples", _checksum(batch))
         if examples < ranks.count:
             return [Part(part, 1 / ranks.count) for part in split(batch, self.accumulate)]
         own = split(batch, ranks.count)[ranks.rank]
-        return [Part(part, 1.0, ranks) for part in split(own, min(self.accumulate, examples // ranks.count))]
+        count = min(self.accumulate, examples // ranks.count)
+        lengths = [lengths_of(own, count) for own in lengths_of(examples, ranks.count)]
+        at_once = (Share(ranks, sum(each[: ranks.rank]), sum(each)) for each in zip(*lengths, strict=True))
+        return [Part(part, 1.0, share) for part, share in zip(split(own, count), at_once, strict=True)]
 
     def drawn_parts(self, batch: tuple[Any, ...]) -> Iterator[tuple[Part, torch.Generator]]:
         """The same, each with what decides its draws.

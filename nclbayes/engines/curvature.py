@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nclbayes.data.task import to_device
 from nclbayes.engines.base import Engine, Problem
-from nclbayes.engines.likelihood import fit_of_all, log_likelihood
+from nclbayes.engines.likelihood import log_likelihood
 from nclbayes.errors import ModelError, NonFiniteError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import State, Structure
@@ -60,7 +60,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
                 for part, stream in problem.drawn_parts(to_device(batch, problem.device)):
                     accumulator.generator = stream
                     own = weight * part.weight
-                    run = accumulator.update(part.batch, own, part.among)
+                    run = accumulator.update(part.batch, own, part.share)
                     problem.meet(run)
                     fit += own * float(log_likelihood(run.observed).detach())
             except ValueError as error:
@@ -70,7 +70,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
                 raise diverged("The parameters of the likelihood became NaN or infinite", task.name, engine) from error
         if not math.isfinite(fit):
             raise diverged(f"The log likelihood became {fit}", task.name, engine)
-        fit, whole = fit_of_all(problem, fit), accumulator.of_all(problem.ranks)
+        (_, fit), whole = problem.ranks.sum("a log likelihood", [], fit), accumulator.of_all(problem.ranks)
         found = whole.factors(problem.size)
         if not found:
             raise ModelError("The likelihood depends on none of the model's weights, so that they have no Fisher.")

@@ -18,6 +18,7 @@ from nclbayes.errors import DataError, ModelError, NonFiniteError
 from nclbayes.fisher.verify import unseen_use
 from nclbayes.gaussians.gradients import (
     Gradient,
+    Preconditioned,
     RowGradient,
     rows_of_blocks,
     summed,
@@ -25,6 +26,7 @@ from nclbayes.gaussians.gradients import (
 )
 from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import first_line, is_plain, running
+from nclbayes.ranks import Ranks
 from nclbayes.watch import LinearUse, ModelRun, Observed, SiteRecorder, watch
 from nclbayes.watch.rows import single
 from nclbayes.watch.run import batch_size
@@ -173,11 +175,13 @@ class LogLikelihood:
             value, further = self._of_part(part.batch, leaves)
             fit += value
             gradient = {site: g + further[site] for site, g in gradient.items()}
-        if self._problem.ranks.are_many:
-            fit = fit_of_all(self._problem, first.weight * fit)
+        ranks = self._problem.ranks
+        if ranks.are_many:
             if first.weight != 1:
                 gradient = {site: first.weight * g for site, g in gradient.items()}
-            self._problem.ranks.sum("a gradient", list(gradient.values()))
+            own = checked_fit(ranks, first.weight * fit)
+            totals, fit = ranks.sum("a gradient", list(gradient.values()), own)
+            gradient = dict(zip(gradient, totals, strict=True))
         return fit, gradient, batch_size(batch)
 
     def _of_part(self, batch: tuple[Any, ...], leaves: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
@@ -240,23 +244,22 @@ class BlockLikelihood:
         return fit, gradient, batch_size(batch)
 
 
-def fit_of_all(problem: Problem, fit: float) -> float:
-    """The log likelihood of a batch of which each rank has run its share.
+def checked_fit(ranks: Ranks, fit: float) -> float:
+    """The log likelihood of a rank's share of a batch, before the others hear of it.
 
     Args:
-        problem: The task.
-        fit: That of this rank's.
+        ranks: The ranks.
+        fit: This rank's.
 
     Returns:
-        The sum over ranks.
+        The same.
 
     Raises:
-        NonFiniteError: If this rank's is not finite: then the others hear which rank it was.
+        NonFiniteError: If it is not finite: then the others hear which rank it was.
     """
-    ranks = problem.ranks
     if ranks.are_many and not math.isfinite(fit):
         raise NonFiniteError(f"The log likelihood of rank {ranks.rank}'s share of a batch became {fit}.")
-    return sum(row[0] for row in ranks.meet("a log likelihood", fit))
+    return fit
 
 
 def blocks_by_rows(problem: Problem, blocks: list[BlockSteps], batch_size: int) -> frozenset[str]:
@@ -293,18 +296,16 @@ def gradient_of_all(
     """
     if not problem.ranks.are_many:
         return fit, dict(gradient)
-    total, found, tensors = fit_of_all(problem, fit), dict[str, Gradient](), list[Tensor]()
+    fit, own = checked_fit(problem.ranks, fit), dict[str, Tensor]()
     for steps in blocks:
-        own = gradient[steps.name]
+        share = gradient[steps.name]
         if steps.name in by_rows:
-            found[steps.name] = own = steps.preconditioned(own)
-            tensors.append(own.value)
-        else:
-            assert isinstance(own, Tensor)
-            found[steps.name] = own
-            tensors.append(own)
-    problem.ranks.sum("a gradient", tensors)
-    return total, found
+            share = steps.preconditioned(share).value
+        assert isinstance(share, Tensor)
+        own[steps.name] = share
+    totals, fit = problem.ranks.sum("a gradient", list(own.values()), fit)
+    found = zip(own, totals, strict=True)
+    return fit, {name: Preconditioned(total) if name in by_rows else total for name, total in found}
 
 
 def block_gradients(

@@ -246,7 +246,7 @@ class VariationalStepper:
             planned = self._by_rows if problem.ranks.are_many else None
             own = block_gradients(fit, run, self._blocks, retain_graph=True, parts=problem.accumulate, planned=planned)
             gradient, total = summed(gradient, own), total + float(fit.detach())
-            self._fisher.add(run, part.batch, counted * part.weight, part.among)
+            self._fisher.add(run, part.batch, counted * part.weight, part.share)
         return gradient, total
 
     def _average(self) -> dict[str, KroneckerFisher | DiagonalFisher]:

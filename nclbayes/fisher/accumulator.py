@@ -31,7 +31,7 @@ from nclbayes.fisher.targets import (
 from nclbayes.fisher.verify import agree, verify_uses
 from nclbayes.fisher.whole import WholeBatch
 from nclbayes.isolation import as_found, drawing_from
-from nclbayes.ranks import ALONE, Ranks
+from nclbayes.ranks import WHOLE, Ranks, Share
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, Separable, watch
 from nclbayes.watch.nesting import tensors_of
@@ -109,13 +109,13 @@ class FisherAccumulator:
         # Blocks whose uses do not tell examples apart, though it looks as if they did.
         self._mixed: set[str] = set()
 
-    def update(self, batch: Batch, weight: float = 1.0, among: Ranks = ALONE) -> ModelRun:
+    def update(self, batch: Batch, weight: float = 1.0, share: Share = WHOLE) -> ModelRun:
         """Add one batch.
 
         Args:
             batch: The model's positional arguments; the last tensor is the observed one.
             weight: What each of its examples counts.
-            among: The ranks that each have a share of the batch, of which this is one; targets are then drawn for the
+            share: Which examples these are, of those that all ranks add; targets are then drawn for the
                 whole of it.
 
         Returns:
@@ -124,33 +124,33 @@ class FisherAccumulator:
         Raises:
             NonFiniteError: If an activation or gradient is NaN or infinite.
         """
-        return as_found(self.model, lambda: self._run_and_add(batch, weight, among))
+        return as_found(self.model, lambda: self._run_and_add(batch, weight, share))
 
-    def _run_and_add(self, batch: Batch, weight: float, among: Ranks) -> ModelRun:
+    def _run_and_add(self, batch: Batch, weight: float, share: Share) -> ModelRun:
         with drawing_from(self.generator, _device(batch)):
             run = watch(self.model, batch, self.values, self.context)
-            self._add(run, batch, weight, among)
+            self._add(run, batch, weight, share)
         return run
 
-    def add(self, run: ModelRun, batch: Batch, weight: float = 1.0, among: Ranks = ALONE) -> None:
+    def add(self, run: ModelRun, batch: Batch, weight: float = 1.0, share: Share = WHOLE) -> None:
         """Add a batch on which the model has been run already.
 
         Args:
             run: The watched run, at these or at other weights.
             batch: Its batch.
             weight: What each of the batch's examples counts. Growing weights make a moving average.
-            among: As of :meth:`update`.
+            share: As of :meth:`update`.
 
         Raises:
             NonFiniteError: If an activation or gradient is NaN or infinite.
             UnsupportedUseError: If what was seen of a weight does not add up to its gradient; checked on the first
                 batch of each form.
         """
-        as_found(self.model, lambda: self._add_drawn(run, batch, weight, among))
+        as_found(self.model, lambda: self._add_drawn(run, batch, weight, share))
 
-    def _add_drawn(self, run: ModelRun, batch: Batch, weight: float, among: Ranks) -> None:
+    def _add_drawn(self, run: ModelRun, batch: Batch, weight: float, share: Share) -> None:
         with drawing_from(self.generator, _device(batch)):
-            self._add(run, batch, weight, among)
+            self._add(run, batch, weight, share)
 
     def scale(self, factor: float) -> None:
         """Multiply the weight of everything added so far; the Fisher of a given size stays the same.
@@ -188,12 +188,12 @@ class FisherAccumulator:
         return whole
 
     def _totals(self) -> dict[str, Tensor]:
-        """What was summed, each number once."""
+        """What was summed, each number once; a copy."""
         device = next(iter(self.values.values())).device
         found = {"examples": torch.tensor(self.examples, dtype=torch.float64, device=device)}
         for name, sums in self._sums.items():
             found |= {f"kronecker.{name}.{part}": tensor for part, tensor in sums.totals().items()}
-        return found | {f"diagonal.{name}": squares for name, squares in self._squares.squares.items()}
+        return found | {f"diagonal.{name}": squares.clone() for name, squares in self._squares.squares.items()}
 
     def factors(self, size: float | None = None) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The Fisher of `size` examples like those seen.
@@ -246,7 +246,7 @@ class FisherAccumulator:
                 squares = torch.zeros(block.shape, dtype=torch.float64, device=like[name].device)
                 self._squares.squares[name] = squares.copy_(tensors[f"diagonal.{name}"])
 
-    def _add(self, run: ModelRun, batch: Batch, weight: float, among: Ranks) -> None:
+    def _add(self, run: ModelRun, batch: Batch, weight: float, share: Share) -> None:
         blocks, is_new = self._meet(run)
         observed = temper(run.observed, self.temperature)
         kronecker = {b.weight: KroneckerUses(b) for b in blocks if isinstance(b, KroneckerBlock)}
@@ -263,7 +263,7 @@ class FisherAccumulator:
         if is_new:
             self._verify(run, batch, observed, blocks, groups, separate)
         separate = {block: pieces for block, pieces in separate.items() if block.name not in self._mixed}
-        for target in self._targets(observed, run, among):
+        for target in self._targets(observed, run, share):
             total = score(observed, target)
             if total.requires_grad:
                 seen, told = backpropagated(total, groups, separate)
@@ -340,13 +340,13 @@ class FisherAccumulator:
         self._forms[form] = list(blocks.values())
         return self._forms[form], True
 
-    def _targets(self, observed: Mapping[str, Observed], run: ModelRun, among: Ranks) -> Iterator[Target]:
+    def _targets(self, observed: Mapping[str, Observed], run: ModelRun, share: Share) -> Iterator[Target]:
         if self.kind is FisherKind.EMPIRICAL:
             yield as_observed(observed)
         elif self.kind is FisherKind.EXACT:
             yield from enumerate_targets(observed, run)
         else:
-            whole = WholeBatch(observed, run, among) if among.are_many else None
+            whole = WholeBatch(observed, run, share) if share.ranks.are_many else None
             for _ in range(self.samples):
                 yield draw(observed) if whole is None else whole.draw()
 

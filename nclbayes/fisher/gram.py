@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from nclbayes.kronecker import BlockDiagonal
-from nclbayes.kronecker.triangular import triangle_of, upper_of
 from nclbayes.storage import under
 
 # Rows are gathered up to this number before they are multiplied: fewer, longer products are faster.
@@ -86,10 +85,8 @@ class GramSum:
             factor: What to multiply it with.
         """
         self._multiply()
-        lower = (self._partial if self._total is None else self._carry()).tril()
-        # Exact in any precision: off the diagonal one of the two is zero.
-        whole = lower + lower.tril(-1).mT
-        whole = whole.double().mul_(factor)
+        lower = self._partial if self._total is None else self._carry()
+        whole = _mirrored(lower, factor)
         # Squares so small that they, or products with them, may have underflowed: gone, with their row and column.
         limits = torch.finfo(self._partial.dtype)
         kept = lower.diagonal(dim1=-2, dim2=-1) >= limits.tiny / limits.eps
@@ -131,10 +128,9 @@ class GramSum:
             self._total = tensors["total"].to(self._partial.device, copy=True)
 
     def totals(self) -> dict[str, Tensor]:
-        """What was summed, each number once, in float64: such totals may be added up."""
+        """What was summed, each number once, in the precision that it was summed in: such totals may be added up."""
         self._multiply()
-        whole = self._partial.double() if self._total is None else self._partial + self._total
-        return {"triangle": triangle_of(whole.mT), "row_sum": self._row_sum}
+        return {"panels": _packed(self._partial, self._total), "row_sum": self._row_sum.clone()}
 
     def take(self, totals: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`totals` gave, or a sum of such, in place of what was summed.
@@ -142,7 +138,13 @@ class GramSum:
         Args:
             totals: Its result.
         """
-        self._total = upper_of(totals["triangle"]).mT.contiguous()
+        panels = totals["panels"]
+        if panels.dtype == self._partial.dtype:
+            self._total = None
+            _unpack(panels, self._partial)
+        else:
+            self._total = torch.zeros_like(self._partial, dtype=panels.dtype)
+            _unpack(panels, self._total)
         self._row_sum.copy_(totals["row_sum"])
 
     def is_finite(self) -> bool:
@@ -175,6 +177,8 @@ class GramSum:
         if self._total is None:
             # A copy even if the rows are in float64: what is carried is set to zero next.
             self._total = self._partial.to(torch.float64, copy=True)
+        elif self._summed == 0:
+            return self._total
         else:
             self._total += self._partial
         self._partial.zero_()
@@ -280,7 +284,7 @@ class SquareSum:
 
     def totals(self) -> dict[str, Tensor]:
         """As of a :class:`GramSum`."""
-        return self.tensors()
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}
 
     def take(self, totals: Mapping[str, Tensor]) -> None:
         """As of a :class:`GramSum`."""
@@ -333,3 +337,47 @@ def _panels(total: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tenso
     """Views of a sum's lower triangle in panels, with the two matrices whose product adds to each."""
     for i in range(0, rows.shape[-1], _PANEL):
         yield total[..., i:, i : i + _PANEL], rows[..., i:].mT, rows[..., i : i + _PANEL]
+
+
+def _mirrored(lower: Tensor, factor: float) -> Tensor:
+    """The symmetric matrix that has a lower triangle, times a number; in float64."""
+    whole = torch.empty(lower.shape, dtype=torch.float64, device=lower.device)
+    for i in range(0, lower.shape[-1], _PANEL):
+        panel = lower[..., i:, i : i + _PANEL].double() * factor
+        corner = panel[..., : panel.shape[-1], :].tril()
+        whole[..., i:, i : i + _PANEL] = panel
+        whole[..., i : i + _PANEL, i:] = panel.mT
+        # Exact: off the diagonal one of the two is zero.
+        whole[..., i : i + _PANEL, i : i + _PANEL] = corner + corner.tril(-1).mT
+    return whole
+
+
+def _packed(lower: Tensor, more: Tensor | None) -> Tensor:
+    """The panels of a lower triangle, or of the sum of two, one after the other, [..., numbers]."""
+    *stack, k, _ = lower.shape
+    packed = (lower if more is None else more).new_empty(*stack, _numbers(k))
+    for i, piece in zip(range(0, k, _PANEL), _pieces(packed, k), strict=True):
+        panel = (..., slice(i, None), slice(i, i + _PANEL))
+        piece.copy_(lower[panel]) if more is None else torch.add(lower[panel], more[panel], out=piece)
+    return packed
+
+
+def _unpack(packed: Tensor, lower: Tensor) -> None:
+    """Set a lower triangle to such panels."""
+    k = lower.shape[-1]
+    for i, piece in zip(range(0, k, _PANEL), _pieces(packed, k), strict=True):
+        lower[..., i:, i : i + _PANEL] = piece
+
+
+def _pieces(packed: Tensor, k: int) -> Iterator[Tensor]:
+    """Views of the panels, [..., rows, columns] each."""
+    start = 0
+    for i in range(0, k, _PANEL):
+        rows, columns = k - i, min(_PANEL, k - i)
+        yield packed[..., start : start + rows * columns].unflatten(-1, (rows, columns))
+        start += rows * columns
+
+
+def _numbers(k: int) -> int:
+    """How many numbers the panels of a triangle have."""
+    return sum((k - i) * min(_PANEL, k - i) for i in range(0, k, _PANEL))

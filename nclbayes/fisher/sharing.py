@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ def summed_over(
     Args:
         ranks: The ranks.
         dtypes: Of the rows of each block that this rank has met.
-        own: What it has summed, in float64, by name.
+        own: What it has summed, by name.
 
     Returns:
         Both, over all ranks; what was summed is the same on each.
@@ -27,16 +26,20 @@ def summed_over(
     device = next(iter(own.values())).device
     forms = {
         "dtypes": {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()},
-        "shapes": {name: list(tensor.shape) for name, tensor in own.items()},
+        "sums": {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in own.items()},
     }
     kinds: dict[str, str] = {}
-    shapes: dict[str, Any] = {}
+    shapes: dict[str, list[int]] = {}
+    precision: dict[str, torch.dtype] = {}
     for other in ranks.gather("the parts of the Fisher", forms):
         kinds |= other["dtypes"]
-        shapes |= other["shapes"]
-    total = {
-        name: own[name].clone() if name in own else torch.zeros(shapes[name], dtype=torch.float64, device=device)
+        for name, (shape, dtype) in other["sums"].items():
+            shapes[name] = shape
+            # One rank may have carried its sum to float64 where another had too few rows to.
+            precision[name] = torch.promote_types(precision.get(name, torch.half), getattr(torch, dtype))
+    shares = {
+        name: (own[name] if name in own else torch.zeros(shapes[name], device=device)).to(precision[name])
         for name in sorted(shapes)
     }
-    ranks.sum("the Fisher", list(total.values()))
-    return {name: getattr(torch, dtype) for name, dtype in kinds.items()}, total
+    totals, _ = ranks.sum("the Fisher", list(shares.values()))
+    return {name: getattr(torch, dtype) for name, dtype in kinds.items()}, dict(zip(shares, totals, strict=True))

@@ -176,7 +176,7 @@ class BlockSums:
         return self._dtype
 
     def totals(self) -> dict[str, Tensor]:
-        """What was summed, each number once, in float64: such totals may be added up."""
+        """What was summed, each number once: such totals may be added up."""
         found: dict[str, Tensor] = {}
         for side, sums in (("straight", self._straight), ("exchanged", self._exchanged)):
             if sums is not None:

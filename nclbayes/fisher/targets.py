@@ -7,12 +7,12 @@ gradients whose outer products add up to the expectation (or, drawn, to an estim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -206,19 +206,61 @@ def example_axis(run: ModelRun, name: str) -> int:
     return axis
 
 
-def drawn_from(fn: Any) -> Tensor:
+class Place(NamedTuple):
+    """Where examples lie among others.
+
+    Attributes:
+        axis: Their dimension.
+        start: How many come before them.
+        examples: How many there are in all.
+    """
+
+    axis: int
+    start: int
+    examples: int
+
+
+def drawn_from(fn: Any, place: Place | None = None) -> Tensor:
     """Values drawn from a distribution.
+
+    Args:
+        fn: The distribution.
+        place: Where its examples lie among others; they get what they would have got if all had been drawn together.
+            Only if :func:`is_noise` holds.
+
+    Returns:
+        One value.
+    """
+    if isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
+        return drawn_from(fn.base_dist, place)
+    if type(fn) is dist.Categorical:
+        # The largest of the logits plus Gumbel noise: several times faster than torch.multinomial.
+        return (fn.logits - _noise(torch.rand, fn.logits, place).log_().neg_().log_()).argmax(-1)
+    if type(fn) is dist.Bernoulli:
+        return (_noise(torch.rand, fn.probs, place) < fn.probs).to(fn.probs.dtype)
+    if type(fn) is dist.Normal:
+        return fn.loc + fn.scale * _noise(torch.randn, fn.loc, place)
+    return fn.sample()
+
+
+def is_noise(fn: Any) -> bool:
+    """Whether a draw from a distribution is a function of its parameters and of noise that is the same for all of them.
 
     Args:
         fn: The distribution.
 
     Returns:
-        One value.
+        Whether it is.
     """
-    if type(fn) is dist.Categorical:
-        # The largest of the logits plus Gumbel noise: several times faster than torch.multinomial.
-        return (fn.logits - torch.rand_like(fn.logits).log_().neg_().log_()).argmax(-1)
-    return fn.sample()
+    return type(_base(fn)) in (dist.Categorical, dist.Bernoulli, dist.Normal)
+
+
+def _noise(kind: Callable[..., Tensor], like: Tensor, place: Place | None) -> Tensor:
+    if place is None:
+        return kind(like.shape, dtype=like.dtype, device=like.device)
+    shape, (axis, start, examples) = list(like.shape), place
+    shape[axis] = examples
+    return kind(shape, dtype=like.dtype, device=like.device).narrow(axis, start, like.shape[axis]).clone()
 
 
 def _log_prob(site: Observed, value: Tensor, drawn: bool) -> Tensor:

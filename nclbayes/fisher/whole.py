@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
-from nclbayes.fisher.targets import Target, draw, drawn_from
-from nclbayes.ranks import Ranks
+from nclbayes.fisher.targets import Place, Target, drawn_from, is_noise
+from nclbayes.ranks import Share
 from nclbayes.watch import ModelRun, Observed
 
 # Of parameters that say the same, one is enough.
@@ -19,43 +19,51 @@ _SAME = (("logits", "probs"), ("scale_tril", "covariance_matrix", "precision_mat
 
 
 class WholeBatch:
-    """The distributions of a whole batch's targets, put together from all ranks.
+    """The distributions of a whole batch's targets, of which each rank knows those of its share.
 
-    One that cannot be taken apart into its parameters is drawn from by each rank for itself.
+    Where a draw is a function of noise, all ranks draw the noise of all examples. Other distributions are put together
+    from all ranks; one that cannot be taken apart into its parameters is drawn from by each rank for itself.
 
     Args:
         observed: The observed sites of this rank's run.
         run: The run.
-        ranks: The ranks.
+        share: Which examples these are.
     """
 
-    def __init__(self, observed: Mapping[str, Observed], run: ModelRun, ranks: Ranks) -> None:
-        self._observed = observed
-        taken = {name: _taken_apart(site.fn, run.axes[name]) for name, site in observed.items()}
-        self._sites: dict[str, tuple[Any, int, int]] = {}
-        for name, (tensors, made) in ((n, t) for n, t in taken.items() if t is not None):
-            whole, self._start = ranks.gather_rows(f"the outputs '{name}'", tensors)
+    def __init__(self, observed: Mapping[str, Observed], run: ModelRun, share: Share) -> None:
+        self._observed, self._start = observed, share.start
+        self._places: dict[str, Place] = {}
+        self._gathered: dict[str, tuple[Any, int, int]] = {}
+        for name, site in observed.items():
             axis = run.axes[name]
-            assert axis is not None
-            self._sites[name] = (made(whole), axis, len(tensors[0]))
+            if axis is None:
+                continue
+            if is_noise(site.fn):
+                self._places[name] = Place(axis, share.start, share.examples)
+                continue
+            taken = _taken_apart(site.fn, axis)
+            if taken is not None:
+                tensors, made = taken
+                whole = share.ranks.gather_rows(f"the outputs '{name}'", tensors)
+                self._gathered[name] = (made(whole), axis, len(tensors[0]))
 
     def draw(self) -> Target:
         """Targets for all examples, of which this rank's are kept."""
         with torch.no_grad():
-            target = draw({name: site for name, site in self._observed.items() if name not in self._sites})
-            values = dict(target.values)
-            for name, (fn, axis, rows) in self._sites.items():
-                values[name] = drawn_from(fn).narrow(axis, self._start, rows)
-            return Target({name: values[name] for name in self._observed}, {}, drawn=True)
+            return Target({name: self._drawn(name, site.fn) for name, site in self._observed.items()}, {}, drawn=True)
+
+    def _drawn(self, name: str, fn: Any) -> Tensor:
+        if name in self._gathered:
+            whole, axis, rows = self._gathered[name]
+            return drawn_from(whole).narrow(axis, self._start, rows)
+        return drawn_from(fn, self._places.get(name))
 
 
 Made = Callable[[Sequence[Tensor]], Any]
 
 
-def _taken_apart(fn: Any, axis: int | None) -> tuple[list[Tensor], Made] | None:
+def _taken_apart(fn: Any, axis: int) -> tuple[list[Tensor], Made] | None:
     """The parameters of a distribution, examples first, and what makes it of them; None if that is not clear."""
-    if axis is None:
-        return None
     if isinstance(fn, dist.MaskedDistribution):
         return _taken_apart(fn.base_dist, axis)
     if isinstance(fn, torch_dist.Independent):

@@ -6,7 +6,7 @@ import json
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from nclbayes.errors import RankError
 _STOP = -1.0
 # How many numbers a meeting has room for, where it is among them.
 _NUMBERS = 4
+# From so many bytes on a tensor is exchanged by itself.
+_LARGE = 2**20
 
 
 class Stopped(Exception):
@@ -51,6 +53,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, count: int = 1, device: torch.device | None = None) -> None:
         self.rank, self.count, self.moved = rank, count, 0
+        self._noted, self._mark = "", 0
         self._device = torch.device("cpu") if device is None else device
 
     @property
@@ -63,11 +66,22 @@ class Ranks:
         """Whether there are others."""
         return self.count > 1
 
+    def note(self, what: str, mark: int) -> None:
+        """Have something compared when the ranks meet next, wherever that is, with all else that was noted since.
+
+        Args:
+            what: What they must have in common.
+            mark: A checksum of it.
+        """
+        if self.are_many:
+            self._mark = zlib.crc32(f"{what} {mark}".encode(), self._mark)
+            self._noted = f", after {what} with the checksum {self._mark:08x}"
+
     def meet(self, where: str, *numbers: float) -> list[list[float]]:
         """Wait for the others, and exchange a few numbers.
 
         Args:
-            where: Where this process is; the others must be there too.
+            where: Where this process is; the others must be there too, and have noted the same.
             *numbers: The numbers.
 
         Returns:
@@ -79,6 +93,7 @@ class Ranks:
         """
         if not self.are_many:
             return [list(numbers)]
+        where, self._noted, self._mark = where + self._noted, "", 0
         own = torch.tensor([float(zlib.crc32(where.encode())), *numbers], dtype=torch.float64)
         table = self._all(own)
         if any(row[0] == _STOP for row in table):
@@ -106,6 +121,7 @@ class Ranks:
         """
         if not self.are_many:
             return [said]
+        self._noted, self._mark = "", 0
         self._all(torch.tensor([_STOP], dtype=torch.float64))
         return self._said(said)
 
@@ -122,25 +138,36 @@ class Ranks:
         self.meet(where)
         return self._said(said)
 
-    def sum(self, where: str, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their sums over all ranks, bit for bit the same on each.
+    def sum(self, where: str, tensors: Sequence[Tensor], number: float = 0.0) -> tuple[list[Tensor], float]:
+        """The sums of tensors over all ranks, bit for bit the same on each.
 
         Args:
             where: Where this process is.
-            tensors: Of the same shapes and dtypes on every rank; changed in place.
+            tensors: Of the same shapes and dtypes on every rank; they may be overwritten.
+            number: One more number to sum.
+
+        Returns:
+            The sums, and that of the number.
         """
         if not self.are_many:
-            return
-        self.meet(where)
-        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-            some = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.reshape(-1) for tensor in some]).to(self._device)
-            self._exchange(lambda flat=flat: dist.all_reduce(flat))  # type: ignore[misc]
-            self.moved += flat.numel() * flat.element_size()
-            for tensor, piece in zip(some, flat.split([tensor.numel() for tensor in some]), strict=True):
-                tensor.copy_(piece.view(tensor.shape))
+            return list(tensors), number
+        total = sum(row[0] for row in self.meet(where, number))
+        # Large ones go as they are; to lay the small ones end to end costs less than an exchange of each.
+        large = {i: t.to(self._device).contiguous() for i, t in enumerate(tensors) if t.nbytes >= _LARGE}
+        small = {i: t for i, t in enumerate(tensors) if i not in large}
+        kinds = sorted({t.dtype for t in small.values()}, key=str)
+        flat = [
+            torch.cat([t.reshape(-1) for t in small.values() if t.dtype == kind]).to(self._device) for kind in kinds
+        ]
+        self._all_reduce([*large.values(), *flat])
+        found = large
+        for kind, whole in zip(kinds, flat, strict=True):
+            some = {i: t for i, t in small.items() if t.dtype == kind}
+            pieces = whole.split([t.numel() for t in some.values()])
+            found |= {i: piece.view(some[i].shape) for i, piece in zip(some, pieces, strict=True)}
+        return [found[i].to(tensor.device) for i, tensor in enumerate(tensors)], total
 
-    def gather_rows(self, where: str, tensors: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+    def gather_rows(self, where: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of which each rank has some rows, put together in the order of the ranks.
 
         Args:
@@ -148,10 +175,10 @@ class Ranks:
             tensors: [rows, ...], at least one, all of one dtype; a rank's all have the same number of rows.
 
         Returns:
-            [all rows, ...], and where this rank's begin.
+            [all rows, ...].
         """
         if not self.are_many:
-            return list(tensors), 0
+            return list(tensors)
         counts = [int(row[0]) for row in self.meet(where, float(len(tensors[0])))]
         wide = [tensor.reshape(len(tensor), -1) for tensor in tensors]
         own = torch.cat(wide, dim=1).to(self._device)
@@ -162,8 +189,7 @@ class Ranks:
         self.moved += padded.numel() * padded.element_size()
         whole = torch.cat([piece[:count] for piece, count in zip(found, counts, strict=True)]).to(tensors[0].device)
         pieces = whole.split([piece.shape[1] for piece in wide], dim=1)
-        gathered = [piece.reshape(-1, *t.shape[1:]) for piece, t in zip(pieces, tensors, strict=True)]
-        return gathered, sum(counts[: self.rank])
+        return [piece.reshape(-1, *t.shape[1:]) for piece, t in zip(pieces, tensors, strict=True)]
 
     def broadcast(
         self, where: str, tensors: Mapping[str, Tensor] | None, said: Any, source: int, device: torch.device
@@ -233,6 +259,16 @@ class Ranks:
         self._exchange(lambda: dist.all_gather(found, wide))
         return [row[: len(own)].tolist() for row in found]
 
+    def _all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors in place, all at once."""
+
+        def exchanged() -> None:
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+
+        self._exchange(exchanged)
+        self.moved += sum(tensor.nbytes for tensor in tensors)
+
     def _exchange(self, call: Callable[[], object]) -> None:
         try:
             call()
@@ -245,6 +281,24 @@ class Ranks:
 
 ALONE = Ranks()
 """One process."""
+
+
+class Share(NamedTuple):
+    """Which examples this process runs, of those that all ranks run at the same time.
+
+    Attributes:
+        ranks: The ranks.
+        start: How many of them come before this one's.
+        examples: How many all of them run; 0 if nobody has counted, as of one process alone.
+    """
+
+    ranks: Ranks = ALONE
+    start: int = 0
+    examples: int = 0
+
+
+WHOLE = Share()
+"""All of them."""
 _warned = False
 
 

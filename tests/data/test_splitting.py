@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from nclbayes.data.splitting import split
+from nclbayes.data.splitting import lengths_of, split
 
 X, Y = torch.arange(14.0).reshape(7, 2), torch.arange(7)
 
@@ -16,6 +16,7 @@ def test_parts_are_of_nearly_one_size_and_make_the_batch(count: int) -> None:
     sizes = [len(y) for _, y in parts]
     assert len(parts) == min(count, 7)
     assert max(sizes) - min(sizes) <= 1
+    assert sizes == lengths_of(7, len(parts))
     assert torch.equal(torch.cat([x for x, _ in parts]), X)
     assert torch.equal(torch.cat([y for _, y in parts]), Y)
 

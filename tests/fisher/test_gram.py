@@ -28,6 +28,30 @@ def test_the_sum_is_that_of_outer_products(shape, dtype):
     torch.testing.assert_close(total.value(3.0), 1.5 * exact, rtol=0, atol=2e-6 * scale)
 
 
+@pytest.mark.parametrize("shape", [(300, 5), (300, 97), (40_000, 200), (2, 1500, 97)])
+def test_sums_of_shares_add_up_to_that_of_all(shape):
+    """Also where one share has been carried to double precision, and the other has not."""
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    first, second, whole = gram_sum(rows), gram_sum(rows), gram_sum(rows)
+    most = 9 * shape[-2] // 10
+    first.add(rows[..., :most, :], in_row_sum=True)
+    second.add(rows[..., most:, :], in_row_sum=True)
+    whole.add(rows, in_row_sum=True)
+    before = first.value()
+    shares = first.totals(), second.totals()
+    total = gram_sum(rows)
+    total.take({name: shares[0][name] + shares[1][name] for name in shares[0]})
+    torch.testing.assert_close(total.value(), whole.value(), rtol=0, atol=1e-6 * float(whole.value().abs().max()))
+    torch.testing.assert_close(total.row_sum(), whole.row_sum(), rtol=1e-5, atol=1e-3)
+    # Copies: what is done to them does not change what was summed.
+    for tensor in shares[0].values():
+        tensor.zero_()
+    assert torch.equal(first.value(), before)
+    k = shape[-1]
+    numbers = shares[0]["panels"].shape[-1]
+    assert k * (k + 1) // 2 <= numbers <= k * (k + 96) // 2
+
+
 def test_products_that_underflow_leave_no_indefinite_matrix():
     direction = torch.logspace(0, -6, 30)
     rows = 1e-17 * torch.randn(64, 1, generator=torch.Generator().manual_seed(0)) * direction

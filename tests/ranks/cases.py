@@ -196,6 +196,13 @@ CASES: dict[str, Case] = {
             for k, (x, _) in enumerate((blobs(1), blobs(2)))
         ],
     ),
+    "binary": lambda: (
+        learner(
+            ncl.VariationalNCL(**SETTINGS),
+            ncl.BayesianNetwork(_seeded(lambda: nn.Linear(5, 2)), ncl.Bernoulli(), prior=dist.Normal(0.0, 0.3)),
+        ),
+        [ncl.Task((x, (x[:, :2] > 0).float()), name=f"task {k}") for k, (x, _) in enumerate((blobs(1), blobs(2)))],
+    ),
     **{name: (lambda name=name: _of_method(name)) for name in METHODS},
 }
 
