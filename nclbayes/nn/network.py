@@ -156,13 +156,15 @@ class BayesianNetwork(PyroModule):
         """
         self._check_count(args)
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
-        own = dict(self.network.named_parameters())
+        own, places = dict(self.network.named_parameters()), _places(self.network)
         weights = {}
         for name, prior in self._site_priors().items():
             infer = None if own[name].requires_grad else {FROZEN: own[name]}
-            weights[name] = _as_used(pyro.sample(name, prior, infer=infer), own[name])
+            value = _as_used(pyro.sample(name, prior, infer=infer), own[name])
+            weights |= dict.fromkeys(places[own[name]], value)
         arguments, named = _called_with(inputs, context)
-        output = self._picked(functional_call(self.network, weights, arguments, named))
+        # Torch itself would swap the weight of a module that has two names twice, and not find the way back.
+        output = self._picked(functional_call(self.network, weights, arguments, named, tie_weights=False))
         mask, weight = (None if f is None else f(*inputs) for f in (self.mask, self.weight))
         return self.likelihood.observe(output, target, mask, weight)
 
@@ -222,6 +224,15 @@ class BayesianNetwork(PyroModule):
 
 def _buffer(part: str, name: str) -> str:
     return f"prior_{part}_{name.replace('.', '__')}"
+
+
+def _places(net: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Where a network holds each parameter, which may be in several modules; each module under one of its names."""
+    found: dict[nn.Parameter, list[str]] = {}
+    for prefix, module in net.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
+            found.setdefault(parameter, []).append(name)
+    return found
 
 
 def _uncompiled(net: nn.Module) -> nn.Module:

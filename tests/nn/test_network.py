@@ -166,3 +166,42 @@ def test_without_a_prior_it_is_as_wide_as_each_layer_wants_and_another_can_take_
     assert other.network is net
     assert (other.likelihood, other.inputs, other.weight) == (model.likelihood, model.inputs, model.weight)
     assert float(other._site_priors()["1.bias"].base_dist.scale.flatten()[0]) == 3.0
+
+
+class Twice(nn.Module):
+    """Holds a table in two modules under three names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+        self.reader = nn.ModuleDict({"words": self.words})
+        self.out = nn.Linear(4, 10, bias=False)
+        self.again, self.out.weight = self.words.weight, self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.reader["words"](x).mean(1)) + self.again.sum() - self.again.detach().sum()
+
+
+def test_a_parameter_of_several_names_is_one_site_and_the_network_gets_it_back() -> None:
+    torch.manual_seed(0)
+    net, data = Twice(), (torch.randint(10, (40, 5)), torch.randint(10, (40,)))
+    parameter, start = net.words.weight, net.words.weight.detach().clone()
+    model = ncl.BayesianNetwork(net, ncl.Categorical())
+    posterior = ncl.OnlinePosterior(model, ncl.LaplaceNCL(steps=5))
+    with torch.no_grad():
+        net.words.weight.fill_(1.0)
+        ones = net(data[0])
+        net.words.weight.copy_(start)
+        trace = poutine.trace(poutine.condition(model, {"again": torch.ones(10, 4)})).get_trace(*data)
+        torch.testing.assert_close(trace.nodes["y"]["fn"].logits, ones.log_softmax(-1))
+    means = [model.initial_values()["again"]]
+    for name in ("first", "second"):
+        report = posterior.update(ncl.Task(data, name=name), progress=False)
+        assert not report.unused
+        means.append(posterior.mean()["again"])
+        assert all(
+            held is parameter for held in (net.words.weight, net.reader["words"].weight, net.out.weight, net.again)
+        )
+        torch.testing.assert_close(parameter.detach(), start, rtol=0, atol=0)
+    assert not torch.equal(means[0], means[1])
+    assert not torch.equal(means[1], means[2]), "what a run leaves in the network must not pass for a frozen weight"
