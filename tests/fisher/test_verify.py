@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.blocks import DiagonalBlock, find_blocks
 from nclbayes.errors import DataError, LatentError, PriorError, UnsupportedUseError
-from nclbayes.fisher.verify import agree
+from nclbayes.fisher.verify import _rounding, agree, verify_uses
 from nclbayes.watch import watch
 from tests.zoo import inputs, normal, random_values
 
@@ -241,3 +241,55 @@ def test_sums_are_compared_by_the_size_of_what_was_summed() -> None:
     assert not agree(first, second)
     assert agree(first, second, terms=1e4)
     assert not agree(1e3 * first, 1e3 * second, terms=1e4)
+
+
+def balanced(x: Tensor, w: Tensor) -> Tensor:
+    """Sinkhorn's iterations, which undo whatever `w` multiplies rows by: its gradient is rounding alone."""
+    a = torch.einsum("bij,ik->bij", (3 * x.unsqueeze(-1) * x.unsqueeze(-2)).exp(), w.exp())
+    for _ in range(20):
+        a = F.normalize(F.normalize(a, p=1.0, dim=-1), p=1.0, dim=-2)
+    return a.flatten(1)
+
+
+def test_a_gradient_that_is_rounding_alone_may_differ_by_as_much_and_by_no_more() -> None:
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", normal((4, 1)))
+        pyro.sample("y", dist.Normal(balanced(x, w), 1.0).to_event(1), obs=x.new_zeros(len(x), 16))
+
+    x, w = inputs(6, 4), torch.randn(4, 1, generator=torch.Generator().manual_seed(0))
+
+    def gradient(x: Tensor, w: Tensor) -> Tensor:
+        return torch.autograd.grad(-balanced(x, w).square().sum() / 2, w)[0]
+
+    single, double = gradient(x, w.requires_grad_()), gradient(x.double(), w.detach().double().requires_grad_())
+    run = watch(model, (x,), {"w": w})
+    (block,) = find_blocks(run).values()
+    assert isinstance(block, DiagonalBlock)
+    total = run.observed["y"].fn.log_prob(run.observed["y"].value).sum()
+    assert not agree(single, double.float()), "they have not one digit in common"
+    verify_uses(run, [block], {}, {"w": (double.float(), double.square())}, total)
+    with pytest.raises(UnsupportedUseError, match=r"'w'.*does not add up"):
+        verify_uses(run, [block], {}, {"w": (double.float() + 1e-4, double.square())}, total)
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return w.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-0.5, 0.5)
+
+
+def test_rounding_is_told_from_a_backward_pass_that_clips() -> None:
+    x, w = inputs(6, 4), torch.randn(4, 1, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    size = {
+        call: _rounding(call(x, w).square().sum(), {"w": w}, lambda gradient: gradient["w"])
+        for call in (balanced, lambda x, w: x @ w, lambda x, w: x @ Clipped.apply(w))
+    }
+    rounding, product, clipped = size.values()
+    (gradient,) = torch.autograd.grad(balanced(x, w).square().sum(), w)
+    assert float(gradient.abs().max()) / 20 < rounding < 1e-5
+    assert product < 1e-5
+    assert clipped == 0
