@@ -114,8 +114,8 @@ def _rounding(total: Tensor, leaves: Mapping[str, Tensor], compared: Callable[[M
     """How much of a block's gradient is rounding, as where terms inside the network all but cancel.
 
     The gradient of c times a score is c times that of the score, and rounded in another way: what they differ by is
-    rounding. It is so only if the backward pass is linear: one that clips gradients moves further from itself the larger
-    c is, and c = 2, for which nothing is rounded anew, would show the most. Then nothing is known, and this is zero.
+    rounding. That holds where the backward pass is linear. In one that clips gradients they differ the more the larger
+    c is, and c = 2, for which nothing is rounded anew, shows the most: then nothing is known, and this is zero.
 
     Args:
         total: The score.

@@ -2,7 +2,8 @@
 
 ``python -m tests.benchmarks.large`` needs the extra ``zoo``. For each network it times a plain epoch, the Fisher of as
 many examples, and the addition of that Fisher to the prior with its factorisation, in a process of its own for each
-structure; and it states the peak of memory and the size of the file.
+structure; and it states the peak of memory and the size of the file. Steps of both engines on a second task are each
+followed by a plain one, and are given as a ratio to it; what variational NCL's new Gaussians cost stands by itself.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,13 @@ from torch import nn
 
 import nclbayes as ncl
 from nclbayes import FisherAccumulator
+from nclbayes.engines import PAPER
+from tests.benchmarks.operators import declare_operators
 from tests.benchmarks.timing import table
 
 Made = tuple[nn.Module, Any, torch.Tensor]
+
+STEPS = 24
 
 
 def resnet(examples: int) -> Made:
@@ -61,20 +68,53 @@ def part(inputs: Any, index: slice) -> Any:
     return {name: value[index] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[index]
 
 
+def plain_steps(net: nn.Module, slices: list[slice], inputs: Any, targets: torch.Tensor) -> Callable[[], float]:
+    """Takes a step of plain training, with momentum; returns its seconds."""
+    optimiser = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1e-4, momentum=0.9)
+    taken = 0
+
+    def step() -> float:
+        nonlocal taken
+        index = slices[taken % len(slices)]
+        taken += 1
+        started = time.process_time()
+        optimiser.zero_grad()
+        x = part(inputs, index)
+        out = net(**x) if isinstance(x, dict) else net(x)
+        F.cross_entropy(getattr(out, "logits", out), targets[index]).backward()
+        optimiser.step()
+        return time.process_time() - started
+
+    return step
+
+
+def steps(posterior: ncl.OnlinePosterior, engine: Any, task: ncl.Task, plain: Callable[[], float]) -> dict[str, float]:
+    """The median ratio of a step to the plain one after it; and, of steps that take much longer, what they add."""
+    took: list[float] = []
+    ratios: list[float] = []
+    ended = time.process_time()
+
+    def after(_: Any) -> None:
+        nonlocal ended
+        took.append(time.process_time() - ended)
+        ratios.append(took[-1] / plain())
+        ended = time.process_time()
+
+    posterior.update(task, engine=engine, progress=False, callbacks=[after])
+    usual = statistics.median(took[1:])
+    refreshes = [seconds - usual for k, seconds in enumerate(took, 1) if k in (2, 4, 8, 16)]
+    return {"step": statistics.median(ratios[1:]), "refresh": statistics.median(refreshes)}
+
+
 def measure(name: str, structure: str, examples: int) -> dict[str, float]:
     """One network with one structure: seconds, and bytes."""
+    declare_operators()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     make, batch = NETWORKS[name]
     net, inputs, targets = make(examples)
     slices = [slice(i, i + batch) for i in range(0, examples, batch)]
     found: dict[str, float] = {}
-    start = time.perf_counter()
-    for index in slices:
-        x = part(inputs, index)
-        out = net(**x) if isinstance(x, dict) else net(x)
-        F.cross_entropy(getattr(out, "logits", out), targets[index]).backward()
-        net.zero_grad()
-    found["epoch"] = time.perf_counter() - start
     model = ncl.BayesianNetwork(net, ncl.Categorical())
     few = part(inputs, slice(0, 2 * batch))
     data: Any = {**few, "labels": targets[: 2 * batch]} if isinstance(few, dict) else (few, targets[: 2 * batch])
@@ -83,26 +123,35 @@ def measure(name: str, structure: str, examples: int) -> dict[str, float]:
     posterior = ncl.OnlinePosterior(model, engine, example=task, structure=structure)
     blocks = {key: state.block for key, state in posterior.blocks.items()}
     accumulator = FisherAccumulator(model, model.initial_values(), blocks=blocks)
-    start = time.perf_counter()
+    plain = plain_steps(deepcopy(net), slices, inputs, targets)
+    found |= {"epoch": 0.0, "fisher": 0.0}
     for index in slices:
+        found["epoch"] += plain()
+        start = time.process_time()
         accumulator.update((part(inputs, index), targets[index]))
+        found["fisher"] += time.process_time() - start
+    start = time.process_time()
     fishers = accumulator.factors()
-    found["fisher"] = time.perf_counter() - start
-    start = time.perf_counter()
+    found["fisher"] += time.process_time() - start
+    start = time.process_time()
     for key, state in posterior.blocks.items():
         if key in fishers:
             state.add(state.loc, fishers[key], ncl.SumRule.ADDITIVE)
-    found["sums"] = time.perf_counter() - start
+    found["sums"] = time.process_time() - start
     posterior.update(task, progress=False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "posterior.ncl"
         posterior.save(path)
         found["file"] = float(path.stat().st_size)
-        start = time.perf_counter()
+        start = time.process_time()
         ncl.OnlinePosterior.load(path, model)
-        found["load"] = time.perf_counter() - start
+        found["load"] = time.process_time() - start
     found["weights"] = float(sum(state.loc.numel() for state in posterior.blocks.values()))
     found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    settings = {**PAPER, "steps": STEPS, "batch_size": batch, "lr": 1e-4}
+    laplace = steps(posterior, ncl.LaplaceNCL(**settings), task, plain)
+    variational = steps(posterior, ncl.VariationalNCL(**settings), task, plain)
+    found |= {"laplace": laplace["step"], "variational": variational["step"], "refresh": variational["refresh"]}
     return found
 
 
@@ -123,13 +172,15 @@ def main() -> None:
             command += ["--examples", str(given.examples), "--one"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                rows.append((name, structure, f"exit {done.returncode}", *[""] * 6))
+                rows.append((name, structure, f"exit {done.returncode}", *[""] * 9))
                 continue
             found = json.loads(done.stdout.splitlines()[-1])
             times = [f"{found[key]:.1f} s" for key in ("epoch", "fisher", "sums", "load")]
             size = f"{found['file'] / (4 * found['weights']):.1f}"
             ratio = f"{found['fisher'] / found['epoch']:.2f}"
-            rows.append((name, structure, *times, ratio, size, f"{found['peak'] / 1e9:.1f} GB"))
+            ratios = [f"{found[key]:.2f}" for key in ("laplace", "variational")]
+            peak, refresh = f"{found['peak'] / 1e9:.1f} GB", f"{found['refresh']:.1f} s"
+            rows.append((name, structure, *times, ratio, size, peak, *ratios, refresh))
             print(rows[-1], file=sys.stderr, flush=True)
     header = (
         "network",
@@ -141,6 +192,9 @@ def main() -> None:
         "Fisher / epoch",
         "file / weights",
         "peak",
+        "Laplace step",
+        "variational step",
+        "new Gaussian",
     )
     print(table(f"{given.examples} examples", header, rows))
 

@@ -1,8 +1,9 @@
 """Networks that others wrote, as their users have them: whether they are learnt, with which blocks, and at what cost.
 
 ``python -m tests.benchmarks.networks`` tries each network of `NETWORKS` whose package is installed (``.[zoo]``), in a
-process of its own, and prints a table; names as arguments choose among them. All are small, with random weights: what
-matters is how they are written. A step and a Fisher are timed against plain training in the same process.
+process of its own, and prints a table; names as arguments choose among them. With ``--out`` it goes on where it was
+ended. All are small, with random weights: what matters is how they are written. A step and a Fisher are timed against
+plain training in the same process.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import nclbayes as ncl
 from nclbayes.blocks import DiagonalBlock
 from nclbayes.engines import PAPER
 from nclbayes.errors import NCLError
+from tests.benchmarks.operators import declare_operators
 
 EXAMPLES, BATCH, STEPS = 64, 16, 8
 WORDS, LENGTH, SIDE = 200, 16, 32
@@ -332,6 +334,7 @@ NETWORKS: dict[str, Callable[[], Made]] = {
 
 def tried(name: str) -> Verdict:
     """Learn a network for a few steps with each engine, in this process."""
+    declare_operators()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     net, inputs = NETWORKS[name]()
@@ -424,28 +427,35 @@ def row(name: str, found: Verdict) -> str:
     return f"| {name} | {said} | {found.weights:,} | {blocks} | {' | '.join(numbers)} | {found.memory:.0f} |"
 
 
+def kept(path: Path | None) -> dict[str, str]:
+    """The rows that a file has, by network."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines[2:]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of the networks' names")
     parser.add_argument("--one", help="try this one here, and print its verdict as JSON")
     parser.add_argument("--seconds", type=float, default=300.0, help="how long one may take")
-    parser.add_argument("--out", type=Path, help="a file to write the table to")
+    parser.add_argument("--out", type=Path, help="a file to keep the rows in: those that it has are not measured again")
     given = parser.parse_args()
     if given.one:
         print(json.dumps(asdict(tried(given.one))))
         return
     installed = [name for name in NETWORKS if find_spec(name.partition(":")[0])]
     chosen = [name for name in installed if not given.names or any(part in name for part in given.names)]
+    rows = kept(given.out)
     lines = [
         "| Network | verdict | weights | blocks | Laplace step | variational step | Fisher | MiB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, found in verdicts(chosen, given.seconds):
-        lines.append(row(name, found))
-        print(lines[-1], file=sys.stderr, flush=True)
-    print("\n".join(lines))
-    if given.out is not None:
-        given.out.write_text("\n".join(lines) + "\n")
+    for name, found in verdicts([name for name in chosen if name not in rows], given.seconds):
+        rows[name] = row(name, found)
+        print(rows[name], file=sys.stderr, flush=True)
+        if given.out is not None:
+            given.out.write_text("\n".join([*lines, *rows.values()]) + "\n")
+    print("\n".join([*lines, *(rows[name] for name in NETWORKS if name in rows)]))
 
 
 if __name__ == "__main__":
