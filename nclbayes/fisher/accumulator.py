@@ -296,7 +296,7 @@ class FisherAccumulator:
             seen, told = backpropagated(total, groups, separate)
             alone = partial(self._examples.moments, batch, run, target)
             self._spot_check(batch, run, target, told)
-            found = {b.name: summed(b, pairs, run.examples, total.device) for b, pairs in told.items()}
+            found = {b.name: summed(b, pairs, run.examples, total.device).whole(b.shape) for b, pairs in told.items()}
             others = [b for b in blocks if isinstance(b, DiagonalBlock) and (b not in told or b.name in self._mixed)]
             found |= alone(others) if others else {}
             verify_uses(run, blocks, seen, found, total)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock
@@ -56,6 +56,7 @@ class DiagonalSums:
 
     def __init__(self) -> None:
         self.squares: dict[str, Tensor] = {}
+        self._not_finite: str | None = None
         # Which dimension of a map's rows is the examples'; -1: none is.
         self._axes: dict[str, int] = {}
 
@@ -81,7 +82,13 @@ class DiagonalSums:
         Raises:
             NoisyModelError: If it had to be asked, and the model draws random numbers.
         """
-        found = {block.name: told[block.name].squares for block in blocks if block.name in told}
+        found, tables = dict[str, Tensor](), dict[str, Tensor]()
+        for block in blocks:
+            if block.name in told:
+                moments = told[block.name]
+                found[block.name] = moments.squares
+                if moments.rows is not None:
+                    tables[block.name] = moments.rows
         unclear: list[Block] = []
         for block in blocks:
             if block.name in found:
@@ -96,8 +103,19 @@ class DiagonalSums:
             unclear.append(block)
         if unclear:
             found |= _one_by_one(unclear, seen, examples, alone)
-        for name, squares in found.items():
-            self.squares[name] = self.squares.get(name, 0.0) + weight * squares
+        for block in blocks:
+            if block.name in found:
+                self._take(block, found[block.name], weight, tables.get(block.name))
+
+    def _take(self, block: Block, squares: Tensor, weight: float, rows: Tensor | None) -> None:
+        """Add squares, those of a table's rows say, to a block's sum."""
+        if block.name not in self.squares:
+            self.squares[block.name] = squares.new_zeros(block.shape)
+        into = self.squares[block.name]
+        into.add_(squares, alpha=weight) if rows is None else into.index_add_(0, rows, squares, alpha=weight)
+        # No term is negative, so that none makes up for another.
+        if not math.isfinite(float(squares.sum())):
+            self._not_finite = block.name
 
     def verify(
         self, blocks: Sequence[KroneckerBlock], seen: Mapping[str, Pairs], examples: int, alone: Alone, eps: float
@@ -156,9 +174,10 @@ class DiagonalSums:
         Raises:
             NonFiniteError: If there are any.
         """
-        for name, squares in self.squares.items():
-            if not bool(torch.isfinite(squares).all()):
-                raise NonFiniteError(f"NaN or infinity in the gradients of site '{name}', up to example {examples:g}.")
+        if self._not_finite is not None:
+            raise NonFiniteError(
+                f"NaN or infinity in the gradients of site '{self._not_finite}', up to example {examples:g}."
+            )
 
 
 def _one_by_one(blocks: Sequence[Block], seen: Mapping[str, Pairs], examples: int, alone: Alone) -> dict[str, Tensor]:

@@ -35,10 +35,26 @@ class Moments(NamedTuple):
     Attributes:
         total: Their sum, of the block's shape.
         squares: That of their squares, float64.
+        rows: Of a table, which rows alone both have; elsewhere they are zero. None: all.
     """
 
     total: Tensor
     squares: Tensor
+    rows: Tensor | None = None
+
+    def whole(self, shape: Sequence[int]) -> Moments:
+        """The same with all rows.
+
+        Args:
+            shape: The block's.
+
+        Returns:
+            Both of that shape.
+        """
+        if self.rows is None:
+            return self
+        total, squares = (part.new_zeros(*shape).index_copy_(0, self.rows, part) for part in self[:2])
+        return Moments(total, squares)
 
 
 class ExampleGradients:

@@ -74,7 +74,7 @@ def summed(block: DiagonalBlock, told: Told, examples: int, device: torch.device
         device: Where to sum.
 
     Returns:
-        The sum, and that of squares.
+        The sum, and that of squares; of a table, the rows that were looked up.
     """
     if told and all(piece.index is not None for piece, _ in told):
         return _of_tables(block, told)
@@ -103,7 +103,7 @@ def gradients_of(told: Told, which: slice) -> Tensor:
 
 
 def _of_tables(block: DiagonalBlock, told: Told) -> Moments:
-    """A table alone: most of an example's gradient is zero, and the rest is never spread over it."""
+    """A table alone: most rows of an example's gradient are zero, and those that no example has are left out."""
     size = block.shape[0]
     found = []
     for piece, grad in told:
@@ -113,8 +113,9 @@ def _of_tables(block: DiagonalBlock, told: Told) -> Moments:
     met, place = keys.unique(return_inverse=True)
     sums = torch.zeros(len(met), rows.shape[-1], dtype=torch.float64, device=rows.device)
     sums.index_add_(0, place, rows.double())
-    table = torch.zeros(2, size, rows.shape[-1], dtype=torch.float64, device=rows.device)
+    read, place = (met % size).unique(return_inverse=True)
+    table = torch.zeros(2, len(read), rows.shape[-1], dtype=torch.float64, device=rows.device)
     for into, values in zip(table, (sums, sums.square()), strict=True):
-        into.index_add_(0, met % size, values)
-    total, squares = table.reshape(2, *block.shape)
-    return Moments(total, squares)
+        into.index_add_(0, place, values)
+    total, squares = table.reshape(2, len(read), *block.shape[1:])
+    return Moments(total, squares, read)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nclbayes.blocks import Block, KroneckerBlock
 from nclbayes.errors import UnsupportedUseError
+from nclbayes.fisher.per_example import Moments
 from nclbayes.watch import LinearUse, ModelRun
 
 # Sums in another order differ by rounding, more so in half precision; anything unseen differs by far more.
@@ -28,7 +29,7 @@ def verify_uses(
     run: ModelRun,
     blocks: Sequence[Block],
     seen: Mapping[str, Sequence[tuple[LinearUse, Tensor]]],
-    summed: Mapping[str, tuple[Tensor, Tensor]],
+    summed: Mapping[str, Moments],
     total: Tensor,
 ) -> None:
     """Refuse a model of which something was not seen.
@@ -37,7 +38,7 @@ def verify_uses(
         run: The run.
         blocks: The run's blocks.
         seen: For each Kronecker block, its uses with the gradient of their outputs.
-        summed: For each diagonal block, the sum of its per-example gradients, and that of their squares.
+        summed: For each diagonal block, the sums of its per-example gradients, and of their squares, of all rows.
         total: The score that was backpropagated.
 
     Raises:
@@ -60,7 +61,7 @@ def verify_uses(
             product = partial(_product, block, vectors[block.name])
             _compare(block, product(gradient), rows[block.name], run.eps, terms, partial(rounding, product))
         elif block.name in summed:
-            found, squares = summed[block.name]
+            found, squares = summed[block.name].total, summed[block.name].squares
             # The root of what the squares sum to, times that of their number, bounds the sum of absolute values.
             terms = (run.examples * float(squares.max())) ** 0.5 if squares.numel() else 0.0
             _compare(block, gradient[block.name], found, run.eps, terms, partial(rounding, block.pack))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.blocks import DiagonalBlock, find_blocks
 from nclbayes.errors import DataError, LatentError, PriorError, UnsupportedUseError
+from nclbayes.fisher.per_example import Moments
 from nclbayes.fisher.verify import _rounding, agree, verify_uses
 from nclbayes.watch import watch
 from tests.zoo import inputs, normal, random_values
@@ -267,9 +268,9 @@ def test_a_gradient_that_is_rounding_alone_may_differ_by_as_much_and_by_no_more(
     assert isinstance(block, DiagonalBlock)
     total = run.observed["y"].fn.log_prob(run.observed["y"].value).sum()
     assert not agree(single, double.float()), "they have not one digit in common"
-    verify_uses(run, [block], {}, {"w": (double.float(), double.square())}, total)
+    verify_uses(run, [block], {}, {"w": Moments(double.float(), double.square())}, total)
     with pytest.raises(UnsupportedUseError, match=r"'w'.*does not add up"):
-        verify_uses(run, [block], {}, {"w": (double.float() + 1e-4, double.square())}, total)
+        verify_uses(run, [block], {}, {"w": Moments(double.float() + 1e-4, double.square())}, total)
 
 
 class Clipped(torch.autograd.Function):
