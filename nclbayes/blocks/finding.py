@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from nclbayes.blocks.layout import Block, DiagonalBlock, KroneckerBlock, quoted
@@ -16,7 +16,7 @@ from nclbayes.watch.rows import ConvolutionRows, TransposedConvolutionRows
 from nclbayes.watch.sites import base_normal
 
 
-def find_blocks(run: ModelRun) -> dict[str, Block]:
+def find_blocks(run: ModelRun, diagonal: Collection[str] = ()) -> dict[str, Block]:
     """The blocks of the sites that a run used.
 
     A weight whose every use is a linear map makes a Kronecker block, together with its bias if that serves no other
@@ -26,6 +26,7 @@ def find_blocks(run: ModelRun) -> dict[str, Block]:
 
     Args:
         run: A watched run of the model.
+        diagonal: Sites that make diagonal blocks, however they are used.
 
     Returns:
         Blocks by name.
@@ -38,9 +39,10 @@ def find_blocks(run: ModelRun) -> dict[str, Block]:
     blocks: dict[str, Block] = {}
     taken: set[str] = set()
     for site, uses in linear.items():
-        if site in others or _is_torn(uses):
+        if site in diagonal or site in others or _is_torn(uses):
             continue
-        block = _kronecker_block(run, site, uses, _own_bias(uses, linear, others, run))
+        bias = _own_bias(uses, linear, others, run)
+        block = _kronecker_block(run, site, uses, None if bias in diagonal else bias)
         if block.name != site and block.name in run.latents:
             block = replace(block, name=site)
         blocks[block.name] = block

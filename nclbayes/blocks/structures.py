@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from nclbayes.blocks.layout import Block, KroneckerBlock
+from nclbayes.blocks.finding import find_blocks
+from nclbayes.blocks.layout import Block, DiagonalBlock, KroneckerBlock
 from nclbayes.errors import SettingError
+from nclbayes.watch import ModelRun
 
 # A factor is held whole up to this size: its factorisation takes seconds.
 _WHOLE = 2048
@@ -82,20 +84,43 @@ class Structures:
         return replace(block, widths=widths)
 
 
-def as_known(block: Block, known: Mapping[str, Block]) -> Block:
-    """A block that a run shows, with the widths that it is known to have.
+def known_blocks(run: ModelRun, known: Mapping[str, Block]) -> dict[str, Block]:
+    """The blocks of the sites that a run used, in the form in which they are known.
+
+    What is known as diagonal stays so, whatever it is used for: an earlier release may have seen no linear map in it.
+
+    Args:
+        run: A watched run of the model.
+        known: Those that are known, by name.
+
+    Returns:
+        Blocks by name; of those that are known, as they are if they can be, and otherwise as the run shows them.
+    """
+    found: dict[str, Block] = {}
+    diagonal = {name for name, block in known.items() if isinstance(block, DiagonalBlock)}
+    for block in find_blocks(run, diagonal).values():
+        found |= as_known(block, known)
+    return found
+
+
+def as_known(block: Block, known: Mapping[str, Block]) -> dict[str, Block]:
+    """A block in the form in which it is known.
 
     Args:
         block: The block.
         known: Those that are known, by name.
 
     Returns:
-        The same, or one with other widths.
+        The block, or one with other widths; or the diagonal blocks of its sites, if those are known. By name.
     """
+    diagonal = [other for site in block.sites if isinstance(other := known.get(site), DiagonalBlock)]
+    if len(diagonal) == len(block.sites):
+        # Another shape is for the caller to refuse.
+        return {other.name: replace(other, shape=block.site_shapes[other.name]) for other in diagonal}
     other = known.get(block.name)
     if isinstance(block, KroneckerBlock) and isinstance(other, KroneckerBlock):
-        return replace(block, widths=other.widths)
-    return block
+        block = replace(block, widths=other.widths)
+    return {block.name: block}
 
 
 def _sides(value: Any) -> tuple[Side, Side]:

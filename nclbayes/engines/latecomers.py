@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
+from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
 from nclbayes.blocks.layout import quoted
+from nclbayes.blocks.structures import known_blocks
 from nclbayes.errors import ModelError
 from nclbayes.ranks import Ranks, Stopped
 from nclbayes.storage import fitted
@@ -84,7 +85,7 @@ def meet(run: ModelRun, blocks: Mapping[str, Block], fixed: Mapping[str, object]
     used = {use.weight for use in run.linear} | {use.bias for use in run.linear} | {use.site for use in run.others}
     late = [site for site in fixed if site in used]
     if late:
-        found = {name: block for name, block in find_blocks(run).items() if name not in blocks}
+        found = {name: block for name, block in known_blocks(run, blocks).items() if name not in blocks}
         if not set(late) <= {site for block in found.values() for site in block.sites}:
             raise ModelError(
                 f"Sites {quoted(late)} are used by some examples only, together with weights that others use without "

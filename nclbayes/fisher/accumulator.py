@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock, find_blocks
-from nclbayes.blocks.structures import as_known
+from nclbayes.blocks import Block, DiagonalBlock, KroneckerBlock
+from nclbayes.blocks.structures import known_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.backward import KroneckerUses, backpropagated
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
@@ -333,7 +333,7 @@ class FisherAccumulator:
         )
         if form in self._forms:
             return self._forms[form], False
-        blocks = {name: as_known(block, self._known) for name, block in find_blocks(run).items()}
+        blocks = known_blocks(run, self._known)
         for name, block in blocks.items():
             if self.blocks.setdefault(name, block) != block:
                 raise ModelError(f"Block '{name}' changed its form between batches: {self.blocks[name]}, {block}.")

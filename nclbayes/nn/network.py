@@ -157,7 +157,7 @@ class BayesianNetwork(PyroModule):
         self._check_count(args)
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
         own, places = dict(self.network.named_parameters()), _places(self.network)
-        weights = {}
+        weights: dict[str, Tensor] = {}
         for name, prior in self._site_priors().items():
             infer = None if own[name].requires_grad else {FROZEN: own[name]}
             value = _as_used(pyro.sample(name, prior, infer=infer), own[name])

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nclbayes.blocks import Block, KroneckerBlock, find_blocks
+from nclbayes.blocks import Block, KroneckerBlock
 from nclbayes.blocks.layout import quoted
-from nclbayes.blocks.structures import Structures, as_known
+from nclbayes.blocks.structures import Structures, as_known, known_blocks
 from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.sources import pick
 from nclbayes.data.task import Task, own_generators, to_device
@@ -281,9 +281,12 @@ def touched_states(
     structure = engine.structure
     owners = {site: name for name, state in known.items() for site in state.block.sites}
     states: dict[str, State] = {}
-    found = find_blocks(run)
-    missed = {name: block for name, block in (late or {}).items() if run.latents.keys() >= set(block.sites)}
-    for name, block in {**found, **missed}.items():
+    blocks = {name: state.block for name, state in known.items()}
+    found = known_blocks(run, blocks)
+    for block in (late or {}).values():
+        if run.latents.keys() >= set(block.sites):
+            found |= as_known(block, blocks)
+    for name, block in found.items():
         state = known.get(name)
         if state is None:
             taken = [site for site in block.sites if site in owners]
@@ -294,7 +297,7 @@ def touched_states(
                     f"{quoted(known[owner].block.sites)}; this task uses them otherwise. {_FREEZING}"
                 )
             state = _prior(structures.applied(block, whole=engine.needs_activity), run, structure)
-        elif state.block != as_known(block, {name: state.block}):
+        elif state.block != block:
             raise ModelError(
                 f"Block '{name}' is {state.block} in the posterior, but this task uses it as {block}. {_FREEZING}"
             )
