@@ -40,6 +40,16 @@ def test_it_is_learnt_in_both_ways_and_not_again(
     assert str(learnt(tmp_path, runs)) == str(found)
 
 
+def test_factors_in_blocks_are_a_row_of_their_own(tmp_path: Path) -> None:
+    runs = [Run("split-digits/class", "laplace", "auto", 0, structure) for structure in ("auto", "4")]
+    found = learnt(tmp_path, runs)
+    assert found[runs[0]] != found[runs[1]]
+    lines = summary(found).splitlines()
+    assert [line.split("  ")[0] for line in lines[-2:]] == ["split-digits/class", "split-digits/class, structure 4"]
+    posterior = next(tmp_path.glob("*structure*")) / "posterior.ncl"
+    assert posterior.exists()
+
+
 def test_a_run_that_was_stopped_goes_on_after_the_last_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, update, seen = Run("breast-cancer", "laplace", "auto", 0), ncl.OnlinePosterior.update, []
 

@@ -2,8 +2,8 @@
 
 ``python -m tests.benchmarks.defaults --out results`` learns every set in every way that the folder has no result of
 yet, one line of ``results/runs.jsonl`` each, and prints the table; ``--ways auto`` and ``--ways grid`` are its halves,
-and ``--sets``, ``--engines`` and ``--seeds`` choose among the rest. The grid is that of the paper's steps, with
-N(0, s^2) for all weights, s of `SCALES`.
+and ``--sets``, ``--engines`` and ``--seeds`` choose among the rest. ``--structures auto 32`` also holds factors in
+blocks. The grid is that of the paper's steps, with N(0, s^2) for all weights, s of `SCALES`.
 """
 
 from __future__ import annotations
@@ -150,12 +150,19 @@ class Run:
         engine: The engine's name.
         way: "auto", or a prior scale.
         seed: Decides the tasks, the network's start and all draws.
+        structure: What is held of the factors: "auto", "dense", "diagonal", or the width of blocks.
     """
 
     stream: str
     engine: str
     way: str
     seed: int
+    structure: str = "auto"
+
+    @property
+    def subject(self) -> str:
+        """What is learnt, and what is held of it."""
+        return self.stream if self.structure == "auto" else f"{self.stream}, structure {self.structure}"
 
     def learn(self, folder: Path | None = None) -> dict[str, Any]:
         """Learn it; what came out, in plain values. In a folder the same call goes on after the last task learnt."""
@@ -169,9 +176,12 @@ class Run:
         # A kind of Fisher is told to the grid alone.
         told = {k: v for k, v in stream.settings.items() if k != "fisher"} if is_auto else {**PAPER, **stream.settings}
         engine = ENGINES[self.engine](**told)
-        posterior = ncl.OnlinePosterior(model, engine, generator=torch.Generator().manual_seed(self.seed))
+        structure: Any = int(self.structure) if self.structure.isdecimal() else self.structure
+        generator = torch.Generator().manual_seed(self.seed)
+        posterior = ncl.OnlinePosterior(model, engine, generator=generator, structure=structure)
         found: dict[str, Any] = {"seconds": [], "steps": [], "stiffness": [], "lr": []}
-        kept = None if folder is None else folder / "-".join(map(str, astuple(self))).replace("/", "-")
+        parts = (self.subject, *astuple(self)[1:4])
+        kept = None if folder is None else folder / "-".join(map(str, parts)).replace("/", "-")
         if kept is not None and (kept / "found.json").exists():
             posterior = ncl.OnlinePosterior.load(kept / "posterior.ncl", model)
             # The file of the posterior may be one task ahead.
@@ -211,7 +221,9 @@ def learnt(out: Path, runs: Iterable[Run]) -> dict[Run, dict[str, Any]]:
             with path.open("a") as file:
                 file.write(json.dumps({"run": run.__dict__, "result": found[run]}) + "\n")
             print(
-                f"{run.stream} {run.engine} {run.way} {run.seed}: {_said(run, found[run])}", file=sys.stderr, flush=True
+                f"{run.subject} {run.engine} {run.way} {run.seed}: {_said(run, found[run])}",
+                file=sys.stderr,
+                flush=True,
             )
     return found
 
@@ -232,8 +244,8 @@ def _said(run: Run, result: dict[str, Any]) -> str:
 def summary(found: dict[Run, dict[str, Any]]) -> str:
     """Each stream and engine: on its own, with samples, and the best prior scale of the grid."""
     rows: list[tuple[object, ...]] = []
-    for stream, engine in dict.fromkeys((run.stream, run.engine) for run in found):
-        own = {run: result for run, result in found.items() if (run.stream, run.engine) == (stream, engine)}
+    for stream, engine in dict.fromkeys((run.subject, run.engine) for run in found):
+        own = {run: result for run, result in found.items() if (run.subject, run.engine) == (stream, engine)}
         by_way: dict[str, list[float]] = {}
         for run, result in own.items():
             by_way.setdefault(run.way, []).append(_value(run, result))
@@ -263,15 +275,17 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", default=["auto", "grid"], help="auto, grid, or single prior scales")
+    parser.add_argument("--structures", nargs="+", default=["auto"], help="auto, dense, diagonal, or widths of blocks")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     ways = [way for each in given.ways for way in (map(str, SCALES) if each == "grid" else (each,))]
     chosen = (
-        Run(stream, engine, way, seed)
+        Run(stream, engine, way, seed, structure)
         for way in ways
         for stream in given.sets
         for engine in given.engines
         for seed in given.seeds
+        for structure in given.structures
     )
     print(summary(learnt(given.out, chosen)))
 
