@@ -187,9 +187,7 @@ class KroneckerState(State):
     @property
     def cost(self) -> float:
         """About how many multiplications it takes to factorise both sides, of all matrices of a stack."""
-        sides = zip(reversed(self.block.shape), self.block.widths, strict=False)
-        cubes = sum(width**3 for size, most in sides for width in widths_of(size, most))
-        return float(math.prod(self.block.shape[:-2]) * cubes)
+        return cost_of(self.block)
 
     def handed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Its tensors, and what was lost when they were a sum."""
@@ -205,6 +203,20 @@ class KroneckerState(State):
             return replace(self, loc=tensors["loc"], precision=KroneckerPrecision(**parts))
         parts |= {name: tensors[name] for name in _LOST} | {"iterations": int(said["iterations"])}
         return replace(self, loc=tensors["loc"], precision=KroneckerSum(**parts))
+
+
+def cost_of(block: KroneckerBlock) -> float:
+    """About how many multiplications it takes to factorise both sides of a block's precision.
+
+    Args:
+        block: The block.
+
+    Returns:
+        Their number, for all matrices of a stack.
+    """
+    sides = zip(reversed(block.shape), block.widths, strict=False)
+    cubes = sum(width**3 for size, most in sides for width in widths_of(size, most))
+    return float(math.prod(block.shape[:-2]) * cubes)
 
 
 def precision_of(tensors: Mapping[str, Tensor]) -> KroneckerPrecision:

@@ -14,6 +14,7 @@ from nclbayes.data.checking import check_tensor, flag, generator_or_none, shown,
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.errors import DataError, FileError, SettingError
+from nclbayes.gaussians import Factors
 from nclbayes.isolation.failures import of_task
 from nclbayes.watch.nesting import tensors_of
 
@@ -48,6 +49,25 @@ def check_posterior(model: object, engine: object, initial: object, generator: o
     generator_or_none(generator)
     if example is not None:
         checked_task(example, "example")
+
+
+def checked_factors(factors: object) -> Factors:
+    """Where factors are to be.
+
+    Args:
+        factors: What was given.
+
+    Returns:
+        The same, as a member of its enumeration.
+
+    Raises:
+        SettingError: If it is none.
+    """
+    try:
+        return Factors(factors)
+    except ValueError:
+        known = " or ".join(repr(where.value) for where in Factors)
+        raise SettingError(f"factors must be {known}, not {shown(factors)}.") from None
 
 
 def checked_engine(engine: object) -> Engine:
