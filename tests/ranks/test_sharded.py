@@ -40,9 +40,9 @@ def size(state: State) -> int:
     return 0 if here is None else sum(t.nbytes for name, t in here.tensors().items() if name != "loc")
 
 
-def learn_sharded(rank: int, folder: Path) -> None:
+def learn_sharded(rank: int, folder: Path, names: list[str]) -> None:
     """Each engine; what it comes to, what this rank holds of it, and all that a posterior is asked."""
-    for name in ENGINES:
+    for name in names:
         posterior = learnt(name, "shard")
         states = [state for state in posterior.blocks.values() if isinstance(state, ShardedState)]
         assert len(states) == 2
@@ -84,9 +84,9 @@ def close(found: dict[str, Tensor], alone: dict[str, Tensor], what: str) -> None
         assert float(away) < (TOLERANCE if "/" in part else 1e-4), (what, part, float(away))
 
 
-def test_it_is_the_posterior_of_one_process_and_each_holds_its_share(tmp_path: Path) -> None:
-    assert together(2, learn_sharded, tmp_path) == [0, 0], failures(tmp_path)
-    for name in ENGINES:
+def compare(names: list[str], tmp_path: Path) -> None:
+    assert together(2, learn_sharded, tmp_path, names) == [0, 0], failures(tmp_path)
+    for name in names:
         alone = learnt(name)
         held = [json.loads((tmp_path / f"held-{name}-{rank}").read_text()) for rank in range(2)]
         assert 0 < held[0]["own"] < held[0]["all"]
@@ -102,6 +102,15 @@ def test_it_is_the_posterior_of_one_process_and_each_holds_its_share(tmp_path: P
         close(third[0], tensors(loaded), f"{name}, third task")
 
 
+def test_it_is_the_posterior_of_one_process_and_each_holds_its_share(tmp_path: Path) -> None:
+    compare(["laplace", "variational"], tmp_path)
+
+
+@pytest.mark.slow
+def test_so_it_is_with_other_settings_and_methods(tmp_path: Path) -> None:
+    compare(["adam", "fixed", "kfac"], tmp_path)
+
+
 class Stop(Exception):
     """The update ends here."""
 
@@ -111,25 +120,21 @@ def interrupted(rank: int, folder: Path) -> None:
         if progress.step == 9:
             raise Stop
 
-    for name in ("laplace", "variational"):
-        posterior = learner(ENGINES[name], factors="shard")
-        first, second = tasks()
-        posterior.update(first, progress=False)
-        if rank == 0:
-            (folder / "before").write_text(str(posterior.tasks))
-        with pytest.raises(Stop):
-            posterior.update(
-                second, checkpoint=folder / f"{name}.ckpt", checkpoint_every=4, callbacks=[stop], progress=False
-            )
-        assert posterior.tasks == ("task 1",)
-        posterior.update(second, checkpoint=folder / f"{name}.ckpt", checkpoint_every=4, progress=False)
-        write_file(folder / f"{name}-{rank}", "tensors", tensors(posterior), {})
+    # Its snapshots have factors too.
+    posterior = learner(ENGINES["variational"], factors="shard")
+    first, second = tasks()
+    posterior.update(first, progress=False)
+    snapshots: dict[str, Any] = {"checkpoint": folder / "update.ckpt", "checkpoint_every": 4, "progress": False}
+    with pytest.raises(Stop):
+        posterior.update(second, callbacks=[stop], **snapshots)
+    assert posterior.tasks == ("task 1",)
+    posterior.update(second, **snapshots)
+    write_file(folder / f"found-{rank}", "tensors", tensors(posterior), {})
 
 
 def test_an_interrupted_update_goes_on(tmp_path: Path) -> None:
     assert together(2, interrupted, tmp_path) == [0, 0], failures(tmp_path)
-    for name in ("laplace", "variational"):
-        close(read_file(tmp_path / f"{name}-1", "tensors")[0], tensors(learnt(name)), name)
+    close(read_file(tmp_path / "found-1", "tensors")[0], tensors(learnt("variational")), "resumed")
 
 
 def failing(rank: int, folder: Path) -> None:
