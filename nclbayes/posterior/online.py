@@ -20,13 +20,7 @@ from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError
 from nclbayes.gaussians import Factors, State
 from nclbayes.isolation import Alone, Turn, as_found
-from nclbayes.posterior.arguments import (
-    check_posterior,
-    check_predict,
-    check_update,
-    checked_engine,
-    checked_factors,
-)
+from nclbayes.posterior.arguments import check_posterior, check_predict, check_update, checked_engine, checked_factors
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.prediction import predicted
 from nclbayes.posterior.saving import Saved, check_model, fitted_learner, read_posterior, write_posterior
@@ -51,8 +45,8 @@ class OnlinePosterior:
         structure: What is held of the factors of a linear map: "dense", "diagonal", the width of blocks, or "auto", all
             up to a size of 2,048 and blocks beyond it; a pair of these for inputs and outputs; or a mapping from
             patterns of names, such as ``{"lm_head*": ("dense", "diagonal"), "*": "auto"}``.
-        factors: Where the factors of precisions are, if several processes learn together: "replicate", each has them
-            all; or "shard", each has those of some blocks. May be set at any time; the next update brings it about.
+        factors: Where the factors of precisions are, if several processes learn together: each has them all
+            ("replicate"), or those of some blocks ("shard"). May be set at any time; the next update brings it about.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -94,7 +88,7 @@ class OnlinePosterior:
         check_posterior(model, engine, initial, generator, example)
         self.model = model
         self.engine = engine
-        self.factors = factors
+        self.factors: Factors | str = checked_factors(factors)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
         # Whoever changes the posterior, or draws from its generator, holds it.
@@ -108,15 +102,6 @@ class OnlinePosterior:
     def blocks(self) -> Mapping[str, State]:
         """The blocks by name; each has its `.distribution`."""
         return MappingProxyType(dict(self._belief.states))
-
-    @property
-    def factors(self) -> Factors:
-        """Where the factors of precisions are, if several processes learn together."""
-        return self._factors
-
-    @factors.setter
-    def factors(self, factors: Factors | str) -> None:
-        self._factors = checked_factors(factors)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -255,7 +240,7 @@ class OnlinePosterior:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a file: tensors and settings, no code. The model itself is not saved.
 
-        Where the ranks of a group have the factors together, all of them must call it, and the first one writes.
+        Where ranks have the factors together, all of them must call it, and the first one writes.
 
         Args:
             path: Where to.
@@ -308,10 +293,8 @@ class OnlinePosterior:
             SettingError: If `num_samples` is not a whole number of at least 0.
         """
         num_samples = whole_number("num_samples", num_samples, least=0)
-        if generator is not None:
-            return self._belief.sample(num_samples, generator)
-        with self._turn.taken():
-            return self._belief.sample(num_samples, self.generator)
+        with nullcontext() if generator is not None else self._turn.taken():
+            return self._belief.sample(num_samples, self.generator if generator is None else generator)
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         """The joint log density of weights.
@@ -405,7 +388,7 @@ class OnlinePosterior:
             self.engine if engine is None else engine,
             initial=self._initial_values() if initial is None else initial,
             generator=self.generator if generator is None else generator,
-            factors=self.factors,
+            factors=checked_factors(self.factors),
             **settings,
         )
 

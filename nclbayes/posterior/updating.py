@@ -138,6 +138,7 @@ def updated(
         if ranks.are_many and not late:
             refuse_distributed(task)
             marks = update_marks(joined, model, task, engine, generator, belief.tasks)
+            marks["place of factors"] = factors.value
             in_step(ranks, f"the update with task '{task.name}'", marks)
         weights = sum(state.loc.numel() for state in joined.states.values())
         settled = engine.settled(weights, task.size, certain=joined.certain, before=belief.likelihood_weight)
