@@ -82,6 +82,15 @@ class KroneckerState(State):
         p = self.precision
         return p.output_root.to(gradients.dtype).mT @ gradients @ p.input_root.to(gradients.dtype)
 
+    def whitened_rows(self, inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Z S_A and g S_G: of ``J = sum g z^T`` what :meth:`whiten` gives is the sum of their products."""
+        p = self.precision
+        return inputs @ p.input_root.to(inputs.dtype), gradients @ p.output_root.to(gradients.dtype)
+
+    def whole(self) -> KroneckerState:
+        """Itself: its factors are here."""
+        return self
+
     def colouring(self) -> LinearMap:
         """S_G eps S_A^T."""
         left, right = (root.to(self.loc.dtype) for root in (self.precision.output_root, self.precision.input_root))

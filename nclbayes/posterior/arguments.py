@@ -18,6 +18,9 @@ from nclbayes.gaussians import Factors
 from nclbayes.isolation.failures import of_task
 from nclbayes.watch.nesting import tensors_of
 
+METHODS = ("mean", "samples", "linearized", "probit", "last-layer")
+"""How to predict."""
+
 
 def check_posterior(model: object, engine: object, initial: object, generator: object, example: object) -> None:
     """Refuse what no posterior can be made of.
@@ -173,10 +176,13 @@ def check_predict(inputs: tuple[Any, ...], num_samples: object, method: object, 
     """
     if num_samples is not None:
         whole_number("num_samples", num_samples)
-    if method not in (None, "mean", "samples", "linearized"):
-        raise SettingError(f"method is {shown(method)}; choose 'mean', 'samples' or 'linearized'.")
-    if method == "mean" and num_samples is not None:
-        raise SettingError("num_samples has no effect on a prediction at the mean: leave it out, or method='mean'.")
+    if method not in (None, *METHODS):
+        raise SettingError(
+            f"method is {shown(method)}; choose {', '.join(map(repr, METHODS[:-1]))} or '{METHODS[-1]}'."
+        )
+    if method in ("mean", "probit", "last-layer") and num_samples is not None:
+        what = "a prediction at the mean" if method == "mean" else "a closed form"
+        raise SettingError(f"num_samples has no effect on {what}: leave it out, or method='{method}'.")
     generator_or_none(generator)
     for _, tensor in tensors_of(inputs):
         check_tensor(tensor, "An input")

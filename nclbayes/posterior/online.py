@@ -195,10 +195,10 @@ class OnlinePosterior:
         Args:
             *inputs: What the model takes, without the observed argument.
             num_samples: How many samples of the weights to average over; None: 32 of them if the method is "samples".
-            method: "mean": the weights at the posterior mean; "samples"; or "linearized": the network linearised around
+            method: "mean": the weights at the posterior mean; "samples"; "linearized": the network linearised around
                 the mean, whose outputs are Gaussian (for Categorical and Normal outputs; `num_samples` is then the
-                number of draws of a Categorical's logits, 256 by default). By default "samples" if `num_samples` is
-                given, else "mean".
+                number of draws of a Categorical's logits, 256 by default); "probit": the same in closed form; or
+                "last-layer": that for the last map alone. By default "samples" if `num_samples` is given, else "mean".
             generator: Decides the samples; by default the posterior's own.
             **context: Keyword arguments of the model, such as ``head=2``.
 
