@@ -281,7 +281,8 @@ class EngineSettings:
             object.__setattr__(self, name, whole_number(name, value))
 
     def _is_optional(self, name: str) -> bool:
-        return name in _optional(type(self))
+        kind: Any = type(self)
+        return name in _optional(kind)
 
 
 @lru_cache(maxsize=64)
