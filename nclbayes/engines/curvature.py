@@ -21,7 +21,7 @@ from nclbayes.ranks import Ranks
 Fisher = KroneckerFisher | DiagonalFisher
 
 
-def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) -> tuple[dict[str, Fisher], float]:
+def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Fisher], float]:
     """Sum the Fisher over a task's data.
 
     Args:
@@ -30,7 +30,8 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
         values: The learnt weights, by site.
 
     Returns:
-        The Fisher of N examples for each block that the likelihood depends on, and the log likelihood of N examples.
+        The Fisher of N examples for each block that the likelihood depends on, made when it is asked for, and the log
+        likelihood of N examples.
 
     Raises:
         ModelError: If the likelihood depends on no weight.
@@ -71,7 +72,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
         if not math.isfinite(fit):
             raise diverged(f"The log likelihood became {fit}", task.name, engine)
         (_, fit), whole = problem.ranks.sum("a log likelihood", [], fit), accumulator.of_all(problem.ranks)
-        found = whole.factors(problem.size)
+        found = whole.one_by_one(problem.size)
         if not found:
             raise ModelError("The likelihood depends on none of the model's weights, so that they have no Fisher.")
         return found, fit * problem.size / whole.examples
