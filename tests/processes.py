@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["nclbayes"])
+CONTEXT.set_forkserver_preload(["nclbayes", "pytest"])
 
 
 def run_apart(function: Callable[..., object], *arguments: Any) -> int:

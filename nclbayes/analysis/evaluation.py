@@ -68,7 +68,8 @@ def evaluate(
         posterior: What predicts: an :class:`~nclbayes.OnlinePosterior`, or anything with its ``predict``.
         tasks: The tasks, or one; each must have test data.
         num_samples: Average the predictions over so many samples of the weights; None: use the posterior mean.
-        method: How to predict, if `num_samples` does not say it: "mean", "samples" or "linearized".
+        method: How to predict, if `num_samples` does not say it: "mean", "samples", "linearized", "probit" or
+            "last-layer".
         batch_size: Examples at a time.
         metric: What counts as right, where that is not the most probable class:
             ``metric(distribution, batch) -> [examples]``, larger where the prediction is better.

@@ -13,7 +13,7 @@ from nclbayes.engines.base import Engine, Problem
 from nclbayes.engines.likelihood import log_likelihood
 from nclbayes.errors import ModelError, NonFiniteError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
-from nclbayes.gaussians import State, Structure
+from nclbayes.gaussians import ShardedState, State, Structure
 from nclbayes.isolation.failures import of_task
 from nclbayes.kronecker import SumRule
 from nclbayes.ranks import Ranks
@@ -21,7 +21,7 @@ from nclbayes.ranks import Ranks
 Fisher = KroneckerFisher | DiagonalFisher
 
 
-def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) -> tuple[dict[str, Fisher], float]:
+def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Fisher], float]:
     """Sum the Fisher over a task's data.
 
     Args:
@@ -30,7 +30,8 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
         values: The learnt weights, by site.
 
     Returns:
-        The Fisher of N examples for each block that the likelihood depends on, and the log likelihood of N examples.
+        The Fisher of N examples for each block that the likelihood depends on, made when it is asked for, and the log
+        likelihood of N examples.
 
     Raises:
         ModelError: If the likelihood depends on no weight.
@@ -71,7 +72,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
         if not math.isfinite(fit):
             raise diverged(f"The log likelihood became {fit}", task.name, engine)
         (_, fit), whole = problem.ranks.sum("a log likelihood", [], fit), accumulator.of_all(problem.ranks)
-        found = whole.factors(problem.size)
+        found = whole.one_by_one(problem.size)
         if not found:
             raise ModelError("The likelihood depends on none of the model's weights, so that they have no Fisher.")
         return found, fit * problem.size / whole.examples
@@ -110,7 +111,7 @@ def add_fishers(
         By block. One that an earlier task has trained, and this one's Fisher does not see, is moved only.
     """
     ranks, after = problem.ranks, dict[str, State]()
-    owners = ranks.owners({name: problem.states[name].cost for name in fishers})
+    owners = _owners(ranks, {name: problem.states[name] for name in fishers})
     own = {
         name: problem.states[name].add(theta[name], fishers[name], SumRule(rule))
         for name, owner in owners.items()
@@ -118,17 +119,25 @@ def add_fishers(
     }
     for name, state in problem.states.items():
         if name in fishers:
-            after[name] = _handed_round(ranks, state, own.get(name), owners[name])
+            after[name] = _handed_round(ranks, state, theta[name], own.get(name), owners[name])
         elif name in problem.trained:
             after[name] = state.moved(theta[name])
     return after
 
 
-def _handed_round(ranks: Ranks, before: State, found: State | None, owner: int) -> State:
-    """A block's new Gaussian, which one rank has made, on every rank."""
+def _owners(ranks: Ranks, states: Mapping[str, State]) -> dict[str, int]:
+    """Who adds the Fisher of each block: who holds its factors, or whoever has least to do."""
+    held = {name: state.owner for name, state in states.items() if isinstance(state, ShardedState)}
+    return held | ranks.owners({name: state.cost for name, state in states.items() if name not in held})
+
+
+def _handed_round(ranks: Ranks, before: State, theta: Tensor, found: State | None, owner: int) -> State:
+    """A block's new Gaussian, which one rank has made, wherever its factors are to be."""
     if not ranks.are_many:
         assert found is not None
         return found
+    if isinstance(before, ShardedState):
+        return before.moved(theta) if found is None else found
     tensors, said = (None, None) if found is None else found.handed()
     where = f"the sum of block '{before.block.name}'"
     tensors, said = ranks.broadcast(where, tensors, said, owner, before.loc.device)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from torch import Tensor
@@ -280,12 +281,20 @@ class EngineSettings:
             object.__setattr__(self, name, whole_number(name, value))
 
     def _is_optional(self, name: str) -> bool:
-        try:
-            return type(None) in get_args(get_type_hints(type(self))[name])
-        except NameError:
-            # In an engine that was made inside a function some types cannot be found.
-            (kind,) = (str(f.type) for f in fields(self) if f.name == name)
-            return "None" in kind or "Optional" in kind
+        kind: Any = type(self)
+        return name in _optional(kind)
+
+
+@lru_cache(maxsize=64)
+def _optional(kind: type[EngineSettings]) -> frozenset[str]:
+    """The settings of an engine that may be None; found once, as reading types takes longer than all other checks."""
+    try:
+        hints = get_type_hints(kind)
+        return frozenset(f.name for f in fields(kind) if type(None) in get_args(hints[f.name]))
+    except NameError:
+        # In an engine that was made inside a function some types cannot be found.
+        said = {f.name: str(f.type) for f in fields(kind)}
+        return frozenset(name for name, text in said.items() if "None" in text or "Optional" in text)
 
 
 def _is_auto(value: object) -> bool:

@@ -44,9 +44,6 @@ class BlockSteps:
         size: N.
         prior: The block's prior, where earlier tasks are to be held by a stiffness; None: each direction is held as
             firmly as the block's own precision says.
-
-    Attributes:
-        pull: The largest eigenvalue of the pull, lambda (tau / N) P Lambda.
     """
 
     def __init__(
@@ -73,7 +70,14 @@ class BlockSteps:
 
     def _precondition(self, held: State | None) -> None:
         self._preconditioner = self.state.preconditioner(self._tau, self._damping, held)
-        self.pull = self._pull * self._preconditioner.pull_strength if self._pull else 0.0
+        self._strength: float | None = None
+
+    @property
+    def pull(self) -> float:
+        """The largest eigenvalue of the pull, lambda (tau / N) P Lambda."""
+        if self._strength is None:
+            self._strength = self._pull * self._preconditioner.pull_strength if self._pull else 0.0
+        return self._strength
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from nclbayes.blocks.structures import known_blocks
 from nclbayes.errors import DataError, ModelError, NonFiniteError, SettingError, ValuesError
 from nclbayes.fisher.backward import KroneckerUses, backpropagated
 from nclbayes.fisher.diagonal import DiagonalFisher, DiagonalSums, Pairs
+from nclbayes.fisher.one_by_one import OneByOne
 from nclbayes.fisher.per_example import ExampleGradients
 from nclbayes.fisher.separate import Told, gradients_of, pieces_of, summed
 from nclbayes.fisher.sharing import summed_over
@@ -208,16 +209,24 @@ class FisherAccumulator:
             DataError: If no batch was added.
             NonFiniteError: If an activation or gradient was NaN or infinite.
         """
+        return dict(self.one_by_one(size))
+
+    def one_by_one(self, size: float | None = None) -> Mapping[str, KroneckerFisher | DiagonalFisher]:
+        """The same, each made when it is asked for: not all of them need be held, or made on every rank.
+
+        Args:
+            size: As of :meth:`factors`.
+
+        Returns:
+            The factors by block.
+        """
         if self.examples == 0:
             raise DataError("No batch was added, so there is no Fisher yet.")
         scale = 1.0 if size is None else size / self.examples
-        found: dict[str, KroneckerFisher | DiagonalFisher] = {}
-        for name, sums in self._sums.items():
-            found[name] = sums.factors(scale, self.samples, self.examples)
-        for name, squares in self._squares.squares.items():
-            found[name] = DiagonalFisher(squares * (scale / self.samples), self.examples)
+        for sums in self._sums.values():
+            sums.multiply()
         self._check_finite()
-        return found
+        return OneByOne(self._sums, self._squares.squares, scale, self.samples, self.examples)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is summed, to be restored exactly."""

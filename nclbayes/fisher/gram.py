@@ -60,7 +60,7 @@ class GramSum:
         for piece in pieces:
             count = piece.shape[-2]
             if self._held + count > _ROWS:
-                self._multiply()
+                self.multiply()
             slot = self._rows.narrow(-2, self._held, count)
             assert slot.shape == piece.shape
             slot.copy_(piece) if root == 1.0 else torch.mul(piece, root, out=slot)
@@ -74,7 +74,7 @@ class GramSum:
         Args:
             factor: By what.
         """
-        self._multiply()
+        self.multiply()
         self._carry().mul_(factor)
         self._row_sum *= factor
 
@@ -84,7 +84,7 @@ class GramSum:
         Args:
             factor: What to multiply it with.
         """
-        self._multiply()
+        self.multiply()
         lower = self._partial if self._total is None else self._carry()
         whole = _mirrored(lower, factor)
         # Squares so small that they, or products with them, may have underflowed: gone, with their row and column.
@@ -96,7 +96,7 @@ class GramSum:
 
     def row_sum(self) -> Tensor:
         """The sum of those rows that were added to it, [..., k] in float64."""
-        self._multiply()
+        self.multiply()
         return self._row_sum
 
     def tensors(self) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ class GramSum:
 
     def totals(self) -> dict[str, Tensor]:
         """What was summed, each number once, in the precision that it was summed in: such totals may be added up."""
-        self._multiply()
+        self.multiply()
         return {"panels": _packed(self._partial, self._total), "row_sum": self._row_sum.clone()}
 
     def take(self, totals: Mapping[str, Tensor]) -> None:
@@ -151,7 +151,8 @@ class GramSum:
         """Whether no row that has been multiplied held NaN or infinity."""
         return self._finite
 
-    def _multiply(self) -> None:
+    def multiply(self) -> None:
+        """Sum the rows that are still held."""
         if self._held == 0:
             return
         rows = self._rows[..., : self._held, :]
@@ -210,6 +211,11 @@ class BlockGramSum:
         for total in self._sums:
             total.scale(factor)
 
+    def multiply(self) -> None:
+        """As of a :class:`GramSum`."""
+        for total in self._sums:
+            total.multiply()
+
     def value(self, factor: float = 1.0) -> BlockDiagonal:
         """As of a :class:`GramSum`."""
         return BlockDiagonal.of(total.value(factor) for total in self._sums)
@@ -264,6 +270,9 @@ class SquareSum:
         """As of a :class:`GramSum`."""
         self._squares *= factor
         self._row_sum *= factor
+
+    def multiply(self) -> None:
+        """Nothing is held."""
 
     def value(self, factor: float = 1.0) -> BlockDiagonal:
         """As of a :class:`GramSum`."""

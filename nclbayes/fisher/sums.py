@@ -112,6 +112,12 @@ class BlockSums:
             sums.rows = sums.rows * factor
         self._biased_rows = self._biased_rows * factor
 
+    def multiply(self) -> None:
+        """Sum the rows that are still held."""
+        for sums in filter(None, (self._straight, self._exchanged)):
+            sums.inputs.multiply()
+            sums.gradients.multiply()
+
     def factors(self, scale: float, samples: int, examples: float) -> KroneckerFisher:
         """The Fisher ``(N / N_b) (sum z z^T) (x) (sum g g^T) / R``; each map of a stack has its own R.
 

@@ -82,6 +82,15 @@ class KroneckerState(State):
         p = self.precision
         return p.output_root.to(gradients.dtype).mT @ gradients @ p.input_root.to(gradients.dtype)
 
+    def whitened_rows(self, inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Z S_A and g S_G: of ``J = sum g z^T`` what :meth:`whiten` gives is the sum of their products."""
+        p = self.precision
+        return inputs @ p.input_root.to(inputs.dtype), gradients @ p.output_root.to(gradients.dtype)
+
+    def whole(self) -> KroneckerState:
+        """Itself: its factors are here."""
+        return self
+
     def colouring(self) -> LinearMap:
         """S_G eps S_A^T."""
         left, right = (root.to(self.loc.dtype) for root in (self.precision.output_root, self.precision.input_root))
@@ -187,9 +196,7 @@ class KroneckerState(State):
     @property
     def cost(self) -> float:
         """About how many multiplications it takes to factorise both sides, of all matrices of a stack."""
-        sides = zip(reversed(self.block.shape), self.block.widths, strict=False)
-        cubes = sum(width**3 for size, most in sides for width in widths_of(size, most))
-        return float(math.prod(self.block.shape[:-2]) * cubes)
+        return cost_of(self.block)
 
     def handed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Its tensors, and what was lost when they were a sum."""
@@ -205,6 +212,20 @@ class KroneckerState(State):
             return replace(self, loc=tensors["loc"], precision=KroneckerPrecision(**parts))
         parts |= {name: tensors[name] for name in _LOST} | {"iterations": int(said["iterations"])}
         return replace(self, loc=tensors["loc"], precision=KroneckerSum(**parts))
+
+
+def cost_of(block: KroneckerBlock) -> float:
+    """About how many multiplications it takes to factorise both sides of a block's precision.
+
+    Args:
+        block: The block.
+
+    Returns:
+        Their number, for all matrices of a stack.
+    """
+    sides = zip(reversed(block.shape), block.widths, strict=False)
+    cubes = sum(width**3 for size, most in sides for width in widths_of(size, most))
+    return float(math.prod(block.shape[:-2]) * cubes)
 
 
 def precision_of(tensors: Mapping[str, Tensor]) -> KroneckerPrecision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,30 @@ from nclbayes.kronecker.blockdiagonal import Matrix, each, identity_like
 _WORTH = 2e7
 # The largest eigenvalue of a product is that of so many powers of it, which is too small by some per cent at most.
 _POWERS = 20
+
+
+class Preconditioner(Protocol):
+    """What a gradient is multiplied with, ``tau P``."""
+
+    def prefers_rows(self, rows: float) -> bool:
+        """Whether a gradient of so many rows is better left as them."""
+
+    def curvature(self, inputs: Matrix, outputs: Matrix) -> float:
+        """The largest eigenvalue of ``tau P (inputs (x) outputs)``, or a bound of it."""
+
+    def add(self, m: Tensor, g: Gradient, rho: float, factor: float) -> None:
+        """M <- rho M + factor tau P g, in place."""
+
+    def add_pull(self, m: Tensor, theta: Tensor, loc: Tensor, factor: float) -> None:
+        """M <- M + factor P Lambda (theta - mu), in place."""
+
+    @property
+    def has_pull(self) -> bool:
+        """Whether P Lambda is another matrix than the identity."""
+
+    @property
+    def pull_strength(self) -> float:
+        """The largest eigenvalue of P Lambda."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +100,11 @@ class Elementwise:
             m.add_(theta, alpha=factor).sub_(loc, alpha=factor)
         else:
             m.addcmul_(theta - loc, self.pull, value=factor)
+
+    @property
+    def has_pull(self) -> bool:
+        """Whether P Lambda is another matrix than the identity."""
+        return self.pull is not None
 
     @property
     def pull_strength(self) -> float:
@@ -160,12 +190,14 @@ class TwoSided:
             m.add_(left @ (theta - loc) @ right, alpha=factor)
 
     @property
+    def has_pull(self) -> bool:
+        """Whether P Lambda is another matrix than the identity."""
+        return self.pull is not None
+
+    @property
     def pull_strength(self) -> float:
         """The largest eigenvalue of P Lambda, of the worst of a stack."""
         return 1.0 if self.pull is None else float((_radius(self.pull[0]) * _radius(self.pull[1])).max())
-
-
-Preconditioner = Elementwise | TwoSided
 
 
 def kronecker_preconditioner(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from nclbayes.blocks import Block
 from nclbayes.gaussians.preconditioners import Preconditioner
 from nclbayes.kronecker import SumRule
 from nclbayes.storage import memory_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LinearMap = Callable[[Tensor], Tensor]
 
@@ -64,6 +67,10 @@ class State(ABC):
     @abstractmethod
     def logdet(self) -> float:
         """log|Lambda|, of all matrices of a stack together."""
+
+    def here(self) -> State | None:
+        """The Gaussian with all that it consists of, if this process holds it; another one may."""
+        return self
 
     @property
     def kl_of_sum(self) -> float | None:
@@ -164,6 +171,10 @@ class State(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Everything that it holds, by part."""
 
+    def common(self) -> dict[str, Tensor]:
+        """What every process that learns holds of it, by part."""
+        return self.tensors()
+
     @abstractmethod
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> State:
         """A state of the same block from what :meth:`tensors` gave."""
@@ -185,7 +196,7 @@ class State(ABC):
         """A state of the same block from what :meth:`handed` gave."""
         return self.with_tensors(tensors)
 
-    def moved(self, loc: Tensor) -> State:
+    def moved(self, loc: Tensor) -> Self:
         """The same precision around another mean.
 
         Args:

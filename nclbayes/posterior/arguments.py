@@ -14,8 +14,12 @@ from nclbayes.data.checking import check_tensor, flag, generator_or_none, shown,
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.errors import DataError, FileError, SettingError
+from nclbayes.gaussians import Factors
 from nclbayes.isolation.failures import of_task
 from nclbayes.watch.nesting import tensors_of
+
+METHODS = ("mean", "samples", "linearized", "probit", "last-layer")
+"""How to predict."""
 
 
 def check_posterior(model: object, engine: object, initial: object, generator: object, example: object) -> None:
@@ -48,6 +52,25 @@ def check_posterior(model: object, engine: object, initial: object, generator: o
     generator_or_none(generator)
     if example is not None:
         checked_task(example, "example")
+
+
+def checked_factors(factors: object) -> Factors:
+    """Where factors are to be.
+
+    Args:
+        factors: What was given.
+
+    Returns:
+        The same, as a member of its enumeration.
+
+    Raises:
+        SettingError: If it is none.
+    """
+    try:
+        return Factors(factors)
+    except ValueError:
+        known = " or ".join(repr(where.value) for where in Factors)
+        raise SettingError(f"factors must be {known}, not {shown(factors)}.") from None
 
 
 def checked_engine(engine: object) -> Engine:
@@ -153,10 +176,13 @@ def check_predict(inputs: tuple[Any, ...], num_samples: object, method: object, 
     """
     if num_samples is not None:
         whole_number("num_samples", num_samples)
-    if method not in (None, "mean", "samples", "linearized"):
-        raise SettingError(f"method is {shown(method)}; choose 'mean', 'samples' or 'linearized'.")
-    if method == "mean" and num_samples is not None:
-        raise SettingError("num_samples has no effect on a prediction at the mean: leave it out, or method='mean'.")
+    if method not in (None, *METHODS):
+        raise SettingError(
+            f"method is {shown(method)}; choose {', '.join(map(repr, METHODS[:-1]))} or '{METHODS[-1]}'."
+        )
+    if method in ("mean", "probit", "last-layer") and num_samples is not None:
+        what = "a prediction at the mean" if method == "mean" else "a closed form"
+        raise SettingError(f"num_samples has no effect on {what}: leave it out, or method='{method}'.")
     generator_or_none(generator)
     for _, tensor in tensors_of(inputs):
         check_tensor(tensor, "An input")

@@ -76,7 +76,7 @@ def update_marks(
     for k, batch in enumerate(joined.examples):
         tensors |= {f"data/{k}/{name}": tensor for name, tensor in tensors_of(batch)}
     states = {
-        f"{name}/{part}": tensor for name, state in joined.states.items() for part, tensor in state.tensors().items()
+        f"{name}/{part}": tensor for name, state in joined.states.items() for part, tensor in state.common().items()
     }
     weights = dict(joined.start)
     if isinstance(model, torch.nn.Module):

@@ -19,8 +19,9 @@ from nclbayes.engines.base import Engine
 from nclbayes.engines.likelihood import can_be_certain, guess_loss, least_loss, objective
 from nclbayes.errors import MatrixError, ModelError, PriorError, SettingError, UnsupportedUseError
 from nclbayes.fisher import FisherAccumulator, KroneckerFisher
-from nclbayes.gaussians import State, Structure, prior_state
+from nclbayes.gaussians import Shards, State, Structure, prior_state
 from nclbayes.gaussians.gradients import rows_of_blocks
+from nclbayes.gaussians.kronecker import cost_of
 from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from, restored
 from nclbayes.posterior.starting import present_values, starting_points
@@ -85,6 +86,7 @@ def join(
     generator: torch.Generator,
     structures: Structures,
     late: Mapping[str, Block] | None = None,
+    shards: Shards | None = None,
 ) -> Joined:
     """See what a task touches, and refuse what cannot be learnt from before the first step.
 
@@ -99,6 +101,7 @@ def join(
         generator: Decides those.
         late: Blocks that are known to take part, though the few examples that are looked at do not show it.
         structures: What is held of the factors of new blocks.
+        shards: Which rank holds which block; None: every one holds them all.
 
     Returns:
         The task's blocks, where they start, and the rest.
@@ -120,10 +123,11 @@ def join(
     for part, batch in zip(task.parts, examples, strict=True):
         with of_task(part.name):
             run, targets = look(model, to_device(batch, device), part.context, present)
-            touched = touched_states(run, {**known, **states}, engine, structures, late or {})
+            touched = touched_states(run, {**known, **states}, engine, structures, late or {}, shards)
         states |= touched
         for name in touched.keys() & trained if needs_priors else ():
-            priors[name] = prior_state(touched[name].block, run.latents, engine.structure)
+            prior = prior_state(touched[name].block, run.latents, engine.structure)
+            priors[name] = prior if shards is None else shards.of(prior)
         allowed.append(targets)
         if engine.enough is not None or engine.stiffness == "auto":
             least += least_loss(run.observed) / run.examples / len(task.parts)
@@ -261,6 +265,7 @@ def touched_states(
     engine: Engine,
     structures: Structures,
     late: Mapping[str, Block] | None = None,
+    shards: Shards | None = None,
 ) -> dict[str, State]:
     """The Gaussians of the blocks that a run touches; a block that was never met before has its prior.
 
@@ -270,6 +275,7 @@ def touched_states(
         engine: Which says what form the Gaussians of linear maps must have.
         structures: What is held of the factors of new blocks.
         late: Blocks that other examples touch, where the run has met their sites.
+        shards: Which rank holds which block; None: every one holds them all.
 
     Returns:
         By block.
@@ -281,12 +287,19 @@ def touched_states(
     structure = engine.structure
     owners = {site: name for name, state in known.items() for site in state.block.sites}
     states: dict[str, State] = {}
-    blocks = {name: state.block for name, state in known.items()}
-    found = known_blocks(run, blocks)
+    held = {name: state.block for name, state in known.items()}
+    blocks = known_blocks(run, held)
     for block in (late or {}).values():
         if run.latents.keys() >= set(block.sites):
-            found |= as_known(block, blocks)
-    for name, block in found.items():
+            blocks |= as_known(block, held)
+    new = {
+        name: structures.applied(block, whole=engine.needs_activity)
+        for name, block in blocks.items()
+        if name not in known
+    }
+    if shards is not None:
+        shards.deal({name: cost_of(block) for name, block in new.items() if isinstance(block, KroneckerBlock)})
+    for name, block in blocks.items():
         state = known.get(name)
         if state is None:
             taken = [site for site in block.sites if site in owners]
@@ -296,7 +309,8 @@ def touched_states(
                     f"Sites {quoted(taken)} belong to block '{owner}' of the posterior, with "
                     f"{quoted(known[owner].block.sites)}; this task uses them otherwise. {_FREEZING}"
                 )
-            state = _prior(structures.applied(block, whole=engine.needs_activity), run, structure)
+            state = _prior(new[name], run, structure)
+            state = state if shards is None else shards.of(state)
         elif state.block != block:
             raise ModelError(
                 f"Block '{name}' is {state.block} in the posterior, but this task uses it as {block}. {_FREEZING}"

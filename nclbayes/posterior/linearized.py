@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from operator import itemgetter
+from collections.abc import Mapping
 from typing import Any
 
-import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch import distributions as torch_dist
-from torch.func import jacrev, vmap
 
-from nclbayes.errors import DataError, ModelError
+from nclbayes.errors import ModelError
 from nclbayes.gaussians import State
-from nclbayes.isolation.failures import first_line, is_plain, running
+from nclbayes.posterior.jacobians import Linearisation
 from nclbayes.posterior.query import Query, base_of, masked_like
-from nclbayes.watch import MapRecorder
-from nclbayes.watch.nesting import mapped
 from nclbayes.watch.sites import base_normal
 
 # Jacobians are computed for so many examples at a time that they hold about so many numbers.
@@ -30,18 +23,21 @@ _JACOBIAN_NUMBERS = 1 << 26
 _NOT_VECTORISED = ("vmap", "expected scalar type", "saved tensor hooks")
 
 
-def linearized(query: Query, states: Mapping[str, State], *, draws: int, generator: torch.Generator) -> Any:
+def linearized(
+    query: Query, states: Mapping[str, State], *, draws: int | None, last_only: bool, generator: torch.Generator
+) -> Any:
     """The predictive of the network linearised around the posterior mean.
 
     Outputs are Gaussian with covariance ``sum_b J_b Lambda_b^-1 J_b^T``, J_b the Jacobian of an example's outputs with
     respect to block b. A Normal likelihood adds its variance; a Categorical's probabilities are averaged over draws of
-    its logits.
+    its logits, or each logit is divided by ``sqrt(1 + pi / 8 variance)``.
 
     Args:
         query: The model and its inputs, examples along the first dimension of each tensor; the output must be
             Categorical or Normal, with one vector of outputs an example.
         states: The blocks' Gaussians; a weight of none of them has its prior.
-        draws: How many draws of a Categorical's logits to average over.
+        draws: How many draws of a Categorical's logits to average over; None: the closed form.
+        last_only: Whether the weights of the last linear map alone are uncertain.
         generator: Decides them.
 
     Returns:
@@ -67,32 +63,10 @@ def linearized(query: Query, states: Mapping[str, State], *, draws: int, generat
             f"shape {tuple(fn.event_shape)}. Use num_samples instead (or .to_event(1) for a vector of outputs)."
         )
     parameter = "logits" if isinstance(base, torch_dist.Categorical) else "loc"
-
-    def network(weights: dict[str, Tensor], *example: Any) -> Tensor:
-        arguments = mapped(lambda tensor: tensor.unsqueeze(0), example)
-        here = base_of(replace(query, inputs=arguments).at(weights))
-        return getattr(here, parameter).reshape(-1)
-
     centre = getattr(base, parameter)
     centre = centre.reshape(centre.shape[0], -1)
-    size = sum(value.numel() for value in mean.values())
-    chunk = max(1, _JACOBIAN_NUMBERS // (size * centre.shape[-1]))
-    dims = (None, *(mapped(lambda _: 0, item, lambda _: None) for item in query.inputs))
-    try:
-        with pyro.validation_enabled(False):
-            jacobians = vmap(jacrev(network), in_dims=dims, chunk_size=chunk)(mean, *query.inputs)
-    except (DataError, RuntimeError, ValueError, TypeError, IndexError) as error:
-        _give_up_vectorising(error)
-        with running(query.inputs):
-            each = [_jacobian(network, mean, mapped(itemgetter(i), tuple(query.inputs))) for i in range(len(centre))]
-        jacobians = {site: torch.stack([found[site] for found in each]) for site in mean}
-    covariance = torch.zeros_like(centre).unsqueeze(-1) @ torch.zeros_like(centre).unsqueeze(-2)
-    for state in states.values():
-        whitened = state.whiten(state.block.pack(jacobians)).reshape(*centre.shape, -1)
-        covariance = covariance + whitened @ whitened.mT
-    for site, prior in priors.items():
-        whitened = (jacobians[site] * prior.stddev).reshape(*centre.shape, -1)
-        covariance = covariance + whitened @ whitened.mT
+    around = Linearisation(query, parameter, mean, states, priors)
+    covariance = (around.of_last if last_only else around.covariance)(centre.shape[-1], len(centre))
     if isinstance(base, torch_dist.Normal):
         variance = base.scale.reshape(centre.shape).square()
         if not fn.event_shape:
@@ -102,51 +76,16 @@ def linearized(query: Query, states: Mapping[str, State], *, draws: int, generat
         if bool(counts.all()):
             return dist.MultivariateNormal(base.loc, covariance)
         return _PartlyMasked(base.loc, covariance, counts)
+    if draws is None:
+        # MacKay's: logits shrink by what their variances make of a probit.
+        shrunk = centre / (1 + math.pi / 8 * covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0.0)).sqrt()
+        return masked_like(fn, dist.Categorical(logits=shrunk))
     # Logits are free up to a shift, so that their covariance is singular: take its symmetric root.
     values, vectors = torch.linalg.eigh(covariance.double())
     root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)).to(centre.dtype)
     eps = torch.randn(draws, *centre.shape, generator=generator, dtype=centre.dtype, device=generator.device)
     logits = centre + (root @ eps.to(centre.device).unsqueeze(-1)).squeeze(-1)
     return masked_like(fn, dist.Categorical(probs=logits.softmax(-1).mean(0)))
-
-
-def _give_up_vectorising(error: Exception) -> None:
-    """Refuse a model that draws random numbers; say what any other costs. Other errors pass."""
-    cause = error.__cause__ if isinstance(error, DataError) else error
-    if not isinstance(cause, Exception) or not is_plain(cause):
-        raise error
-    if not any(said in str(cause) for said in _NOT_VECTORISED):
-        raise error
-    if "randomness" in str(cause):
-        raise ModelError(
-            "The model draws random numbers (dropout, process noise), which has no linearised predictive: switch the "
-            "noise off, as by net.eval(), or use num_samples."
-        ) from error
-    reason = first_line(cause).split(". ")[0]
-    warnings.warn(
-        f"torch.func cannot vectorise the model ({reason}): its Jacobians are computed one example and one output "
-        "after the other.",
-        stacklevel=2,
-    )
-
-
-def _jacobian(
-    network: Callable[..., Tensor], weights: Mapping[str, Tensor], example: tuple[Any, ...]
-) -> dict[str, Tensor]:
-    """The derivatives of one example's outputs, [outputs, *site], by autograd."""
-    leaves = {site: value.detach().requires_grad_() for site, value in weights.items()}
-    # Refuses what autograd alone would differentiate wrongly.
-    recorder = MapRecorder()
-    for site, leaf in leaves.items():
-        recorder.track(site, leaf)
-    with torch.enable_grad(), recorder:
-        outputs = network(leaves, *example).unbind()
-    rows: dict[str, list[Tensor]] = {site: [] for site in leaves}
-    for output in outputs:
-        found = torch.autograd.grad(output, list(leaves.values()), retain_graph=True, allow_unused=True)
-        for (site, leaf), gradient in zip(leaves.items(), found, strict=True):
-            rows[site].append(torch.zeros_like(leaf) if gradient is None else gradient)
-    return {site: torch.stack(gradients) for site, gradients in rows.items()}
 
 
 def _counted(fn: Any, like: Tensor) -> Tensor:

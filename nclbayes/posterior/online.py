@@ -18,9 +18,9 @@ from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import FileError, ModelError, SettingError
-from nclbayes.gaussians import State
+from nclbayes.gaussians import Factors, State
 from nclbayes.isolation import Alone, Turn, as_found
-from nclbayes.posterior.arguments import check_posterior, check_predict, check_update, checked_engine
+from nclbayes.posterior.arguments import check_posterior, check_predict, check_update, checked_engine, checked_factors
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.prediction import predicted
 from nclbayes.posterior.saving import Saved, check_model, fitted_learner, read_posterior, write_posterior
@@ -45,6 +45,8 @@ class OnlinePosterior:
         structure: What is held of the factors of a linear map: "dense", "diagonal", the width of blocks, or "auto", all
             up to a size of 2,048 and blocks beyond it; a pair of these for inputs and outputs; or a mapping from
             patterns of names, such as ``{"lm_head*": ("dense", "diagonal"), "*": "auto"}``.
+        factors: Where the factors of precisions are, if several processes learn together: each has them all
+            ("replicate"), or those of some blocks ("shard"). May be set at any time; the next update brings it about.
 
     Example:
         >>> import torch, pyro.distributions as dist
@@ -81,10 +83,12 @@ class OnlinePosterior:
         generator: torch.Generator | None = None,
         example: Task | None = None,
         structure: Any = "auto",
+        factors: Factors | str = Factors.REPLICATE,
     ) -> None:
         check_posterior(model, engine, initial, generator, example)
         self.model = model
         self.engine = engine
+        self.factors: Factors | str = checked_factors(factors)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._initial = dict(initial) if initial is not None else None
         # Whoever changes the posterior, or draws from its generator, holds it.
@@ -191,10 +195,10 @@ class OnlinePosterior:
         Args:
             *inputs: What the model takes, without the observed argument.
             num_samples: How many samples of the weights to average over; None: 32 of them if the method is "samples".
-            method: "mean": the weights at the posterior mean; "samples"; or "linearized": the network linearised around
+            method: "mean": the weights at the posterior mean; "samples"; "linearized": the network linearised around
                 the mean, whose outputs are Gaussian (for Categorical and Normal outputs; `num_samples` is then the
-                number of draws of a Categorical's logits, 256 by default). By default "samples" if `num_samples` is
-                given, else "mean".
+                number of draws of a Categorical's logits, 256 by default); "probit": the same in closed form; or
+                "last-layer": that for the last map alone. By default "samples" if `num_samples` is given, else "mean".
             generator: Decides the samples; by default the posterior's own.
             **context: Keyword arguments of the model, such as ``head=2``.
 
@@ -235,6 +239,8 @@ class OnlinePosterior:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a file: tensors and settings, no code. The model itself is not saved.
+
+        Where ranks have the factors together, all of them must call it, and the first one writes.
 
         Args:
             path: Where to.
@@ -287,10 +293,8 @@ class OnlinePosterior:
             SettingError: If `num_samples` is not a whole number of at least 0.
         """
         num_samples = whole_number("num_samples", num_samples, least=0)
-        if generator is not None:
-            return self._belief.sample(num_samples, generator)
-        with self._turn.taken():
-            return self._belief.sample(num_samples, self.generator)
+        with nullcontext() if generator is not None else self._turn.taken():
+            return self._belief.sample(num_samples, self.generator if generator is None else generator)
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         """The joint log density of weights.
@@ -384,6 +388,7 @@ class OnlinePosterior:
             self.engine if engine is None else engine,
             initial=self._initial_values() if initial is None else initial,
             generator=self.generator if generator is None else generator,
+            factors=checked_factors(self.factors),
             **settings,
         )
 

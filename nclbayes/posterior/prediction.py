@@ -39,7 +39,7 @@ def predicted(
         model: The Pyro model.
         inputs: Its positional arguments, without the observed one.
         context: Its keyword arguments.
-        method: "mean", "samples" or "linearized".
+        method: "mean", "samples", "linearized", "probit" or "last-layer".
         num_samples: How many samples of the weights, or draws of logits.
         generator: Decides them, and what the network draws itself.
 
@@ -55,7 +55,8 @@ def predicted(
             count = num_samples or 32
             chunks = (belief.sample(min(_CHUNK, count - i), generator) for i in range(0, count, _CHUNK))
             return mixture(query, chunks)
-        return linearized(query, belief.states, draws=num_samples or 256, generator=generator)
+        draws = num_samples or 256 if method == "linearized" else None
+        return linearized(query, belief.states, draws=draws, last_only=method == "last-layer", generator=generator)
 
 
 def mixture(query: Query, samples: Iterable[Mapping[str, Tensor]]) -> Any:

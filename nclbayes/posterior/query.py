@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyro.distributions as dist
+import torch
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch import distributions as torch_dist
@@ -14,7 +15,7 @@ from torch import distributions as torch_dist
 from nclbayes.errors import ModelError
 from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import running
-from nclbayes.watch import SiteRecorder
+from nclbayes.watch import LinearUse, MapRecorder, OtherUse, SiteRecorder
 from nclbayes.watch.run import Model
 from nclbayes.watch.sites import FROZEN
 
@@ -50,6 +51,24 @@ class Query:
         """
         return self.reach(values)[0]
 
+    def watched(self, values: Mapping[str, Tensor], examples: int) -> Seen:
+        """The output's distribution at given weights, and what the run did with them.
+
+        Args:
+            values: The weights, by site.
+            examples: How many examples there are.
+
+        Returns:
+            What was seen.
+        """
+        leaves = {site: value.detach().clone().requires_grad_() for site, value in values.items()}
+        maps = MapRecorder(self.model, examples)
+        recorder = _OutputRecorder(leaves, self.outputs, draw=False, meet=maps.track)
+        with running(self.inputs), torch.enable_grad(), as_called(), recorder, maps:
+            self.model(*self.inputs, **self.context)
+        fn = next(recorder.reached[output] for output in self.outputs if output in recorder.reached)
+        return Seen(fn, maps.linear, maps.others, examples)
+
     def reach(self, values: Mapping[str, Tensor], draw: bool = False) -> tuple[Any, dict[str, Any]]:
         """The output's distribution, and the priors of weights that have no value.
 
@@ -73,14 +92,37 @@ class Query:
         )
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A run that was watched.
+
+    Attributes:
+        fn: The output's distribution, with its graph.
+        linear: The uses of weights as linear maps, in order.
+        others: All other differentiable uses.
+        examples: How many examples it had.
+    """
+
+    fn: Any
+    linear: list[LinearUse]
+    others: list[OtherUse]
+    examples: int
+
+
 class _OutputRecorder(SiteRecorder):
     """Gives weights their values, and keeps the distributions of output sites without drawing from them.
 
     A weight that no task has touched yet, such as one of a head to come, has its prior: its mean, or a draw.
     """
 
-    def __init__(self, values: Mapping[str, Tensor], outputs: Sequence[str], draw: bool) -> None:
-        super().__init__(values)
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        outputs: Sequence[str],
+        draw: bool,
+        meet: Callable[[str, Tensor], None] | None = None,
+    ) -> None:
+        super().__init__(values, meet)
         self.outputs, self.draw = outputs, draw
         self.reached: dict[str, Any] = {}
         self.untouched: dict[str, Any] = {}
@@ -95,6 +137,8 @@ class _OutputRecorder(SiteRecorder):
         elif FROZEN in msg["infer"]:
             # What tasks left of it before it was frozen is as uncertain as ever.
             msg["value"] = self.values.get(name, msg["infer"][FROZEN].detach())
+            if self.meet is not None and name in self.values:
+                self.meet(name, msg["value"])
         elif name not in self.values:
             self.untouched[name] = fn
             msg["value"] = fn.sample() if self.draw else fn.mean.expand(fn.shape())

@@ -15,8 +15,9 @@ from nclbayes.blocks.structures import Structures
 from nclbayes.engines.base import ENGINES, Engine
 from nclbayes.engines.settings import PAPER
 from nclbayes.errors import FileError, NCLError, SettingError
-from nclbayes.gaussians import SavedState
+from nclbayes.gaussians import SavedState, ShardedState
 from nclbayes.posterior.belief import Belief
+from nclbayes.ranks import ALONE, transaction
 from nclbayes.storage import Form, Misfit, SealedFile, fitted, open_sealed, write_file
 from nclbayes.storage.generators import set_state
 from nclbayes.watch.run import Model
@@ -72,14 +73,27 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
         path: Where to.
         saved: What to write.
     """
-    belief, engine = saved.belief, saved.engine
+    belief, ranks = saved.belief, ALONE
     tensors = {f"/memory/{name}": tensor for name, tensor in belief.memory.items()}
     tensors |= {f"/initial/{site}": value for site, value in (saved.initial or {}).items()}
     described = {}
     for name, state in belief.states.items():
         parts = state.saved()
-        tensors |= {f"{name}/{part}": tensor for part, tensor in parts.items()}
         described[name] = {**state.settings(), "tensors": sorted(parts)}
+        if isinstance(state, ShardedState):
+            ranks = state.ranks
+        # Where ranks have the factors together, the first one writes, and the others keep nothing for it.
+        if ranks.is_first:
+            tensors |= {f"{name}/{part}": tensor for part, tensor in parts.items()}
+    with transaction(ranks, f"Saving the posterior in '{path}'"):
+        if ranks.is_first:
+            _write(path, saved, tensors, described)
+
+
+def _write(
+    path: str | os.PathLike[str], saved: Saved, tensors: dict[str, Tensor], described: Mapping[str, Any]
+) -> None:
+    belief, engine = saved.belief, saved.engine
     settings = {
         "blocks": described,
         "memory": sorted(belief.memory),

@@ -19,6 +19,7 @@ from nclbayes.engines.curvature import diverged
 from nclbayes.engines.latecomers import LatecomersError, begun_anew
 from nclbayes.engines.loop import Callback
 from nclbayes.errors import ModelError, PriorError
+from nclbayes.gaussians import Factors, Shards, placed
 from nclbayes.gaussians.checking import check_definite, check_parts
 from nclbayes.isolation.failures import of_task
 from nclbayes.posterior.arguments import checked_path
@@ -92,6 +93,7 @@ def updated(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 200,
     callbacks: Sequence[Callback] = (),
+    factors: Factors = Factors.REPLICATE,
 ) -> tuple[Belief, UpdateReport]:
     """What a belief becomes when a task is learnt.
 
@@ -106,6 +108,7 @@ def updated(
         checkpoint: A file to keep snapshots in; it is removed when the update is done.
         checkpoint_every: How many steps lie between snapshots.
         callbacks: Called after each step.
+        factors: Where the factors of precisions are, if several processes learn it.
 
     Returns:
         The new belief, and what the update did.
@@ -114,6 +117,8 @@ def updated(
     _refuse_inference_tensors(model)
     device, started = device_of(belief, model, task), time.perf_counter()
     ranks = present(device)
+    factors = factors if ranks.are_many else Factors.REPLICATE
+    belief = replace(belief, states=placed(belief.states, factors, ranks))
     streams = [(source, source.get_state()) for source in (generator, *own_generators(task))]
     snapshots, late = None, dict[str, Block]()
     while True:
@@ -128,10 +133,12 @@ def updated(
             generator=generator,
             late=late,
             structures=belief.structures,
+            shards=Shards(ranks, belief.states) if factors is Factors.SHARD else None,
         )
         if ranks.are_many and not late:
             refuse_distributed(task)
             marks = update_marks(joined, model, task, engine, generator, belief.tasks)
+            marks["place of factors"] = factors.value
             in_step(ranks, f"the update with task '{task.name}'", marks)
         weights = sum(state.loc.numel() for state in joined.states.values())
         settled = engine.settled(weights, task.size, certain=joined.certain, before=belief.likelihood_weight)
@@ -253,9 +260,12 @@ def _check_outcome(outcome: Outcome, task: str, engine: Engine) -> None:
     for name, state in outcome.states.items():
         if not bool(torch.isfinite(state.loc).all()):
             raise diverged(f"The weights of block '{name}' became NaN or infinite", task, engine)
+        here = state.here()
+        if here is None:
+            continue
         try:
-            check_parts(name, state.tensors())
-            check_definite(name, state.tensors())
+            check_parts(name, here.tensors())
+            check_definite(name, here.tensors())
         except Misfit as misfit:
             raise PriorError(
                 f"The posterior of block '{name}' after task '{task}' is lost in rounding: {misfit}. Its prior and the "

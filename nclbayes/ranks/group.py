@@ -223,16 +223,36 @@ class Ranks:
             found[name] = buffer.to(device)
         return found, said
 
-    def owners(self, costs: Mapping[str, float]) -> dict[str, int]:
+    def hand(self, where: str, own: Tensor | None, like: Tensor, source: int) -> Tensor:
+        """A tensor of one rank, whose form the others know.
+
+        Args:
+            where: Where this process is.
+            own: The tensor, on that rank; of the others nothing is asked.
+            like: One of the same shape and dtype.
+            source: Which rank.
+
+        Returns:
+            The tensor.
+        """
+        self.meet(where)
+        found = torch.empty_like(like, device=self._device) if own is None else own.to(self._device)
+        found = found.contiguous()
+        self._exchange(lambda: dist.broadcast(found, source))
+        self.moved += found.nbytes if self.rank == source else 0
+        return found.to(like.device)
+
+    def owners(self, costs: Mapping[str, float], loads: list[float] | None = None) -> dict[str, int]:
         """Deal work to the ranks, the longest first, each to whoever has least so far.
 
         Args:
             costs: What each piece of work takes, by name.
+            loads: What each rank has to do already, to which its share is added; None: nothing.
 
         Returns:
             Who does it.
         """
-        loads, found = [0.0] * self.count, dict[str, int]()
+        loads, found = [0.0] * self.count if loads is None else loads, dict[str, int]()
         for name in sorted(costs, key=lambda name: (-costs[name], name)):
             found[name] = min(range(self.count), key=loads.__getitem__)
             loads[found[name]] += costs[name]
@@ -272,7 +292,7 @@ class Ranks:
     def _exchange(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise RankError(
                 f"Rank {self.rank} cannot reach the other processes any more: one of them has ended, or the group's "
                 f"timeout has passed ({str(error).splitlines()[0][:200]})."

@@ -175,9 +175,18 @@ def predictions(posterior: ncl.OnlinePosterior, net: nn.Module, threads: str) ->
             outs = [functional_call(net, {k: v[i] for k, v in draws.items()}, (x,)).softmax(-1) for i in range(32)]
         return torch.stack(outs).mean(0)
 
-    times = best_times({"loop": loop, "predict": lambda: posterior.predict(x, num_samples=32)}, rounds=4)
-    rows = [(name, threads, f"{1e3 * s:.1f} ms", f"{s / times['loop']:.2f}") for name, s in times.items()]
-    return table("predict(num_samples=32) of 256 inputs", ("what", "threads", "time", "times a loop"), rows)
+    def plain() -> Tensor:
+        with torch.no_grad():
+            return net(x)
+
+    ways = ("mean", "linearized", "probit", "last-layer")
+    asked = {f"predict(method='{way}')": lambda way=way: posterior.predict(x, method=way) for way in ways}
+    samples = {"loop over 32 samples": loop, "predict(num_samples=32)": lambda: posterior.predict(x, num_samples=32)}
+    times = best_times({"plain forward pass": plain, **asked, **samples}, rounds=4)
+    base, of_loop = times["plain forward pass"], times["loop over 32 samples"]
+    rows = [(name, threads, f"{1e3 * s:.1f} ms", f"{s / base:.1f}", f"{s / of_loop:.2f}") for name, s in times.items()]
+    title = "Predictions for 256 inputs"
+    return table(title, ("what", "threads", "time", "times a plain pass", "times the loop"), rows)
 
 
 def run_recurrent(threads: str) -> str:

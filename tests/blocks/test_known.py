@@ -51,7 +51,9 @@ def task(name: str, seed: int) -> ncl.Task:
 
 
 @pytest.mark.filterwarnings("ignore:Sites .* cannot vectorise:UserWarning")
-@pytest.mark.parametrize("engine", [ncl.LaplaceNCL(steps=8), ncl.VariationalNCL(steps=8)], ids=["laplace", "variational"])
+@pytest.mark.parametrize(
+    "engine", [ncl.LaplaceNCL(steps=8), ncl.VariationalNCL(steps=8)], ids=["laplace", "variational"]
+)
 def test_what_an_earlier_task_knew_as_diagonal_stays_so_and_goes_on(engine: Any, tmp_path: Path) -> None:
     shown = ncl.OnlinePosterior(model(loop=True), engine, example=task("first", 1))
     assert isinstance(shown.blocks["weight"].block, KroneckerBlock), "or this test asks nothing"

@@ -129,14 +129,15 @@ def test_a_folder_of_another_run_is_an_error(tmp_path: Path, capsys: pytest.Capt
     assert "another configuration" in capsys.readouterr().err
 
 
-def test_the_module_runs_and_tells_about_itself() -> None:
+def test_the_module_runs_and_tells_about_itself(capsys: pytest.CaptureFixture[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nclbayes", "info", "--json"], capture_output=True, text=True, check=True
     )
     assert "torch" in json.loads(done.stdout)["versions"]
-    shown = subprocess.run([sys.executable, "-m", "nclbayes", "--help"], capture_output=True, text=True, check=True)
+    assert run_command_line(["--help"]) == 0
+    shown = capsys.readouterr().out
     for command in ("demo", "run", "compare", "report", "data", "info"):
-        assert command in shown.stdout
+        assert command in shown
 
 
 @pytest.mark.slow

@@ -127,8 +127,9 @@ def sentences(first: int, seed: int) -> ncl.Task:
     return ncl.Task((x, y), (x, y), name=f"words {first}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.exhaustive if seed else pytest.mark.slow) for seed in range(3)]
+)
 def test_a_transformer_learns_two_tasks(seed: int) -> None:
     torch.manual_seed(seed)
     model = ncl.BayesianNetwork(Reader(), ncl.Categorical())

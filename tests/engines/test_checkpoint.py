@@ -18,10 +18,12 @@ from tests.engines.test_laplace import classification_task, classifier
 from tests.processes import run_apart
 
 ENGINES = {
-    "laplace": ncl.LaplaceNCL(steps=60, batch_size=16),
-    "fading": ncl.LaplaceNCL(steps=60, batch_size=16, retention=0.8),
+    "laplace": ncl.LaplaceNCL(steps=24, batch_size=16),
+    "fading": ncl.LaplaceNCL(steps=24, batch_size=16, retention=0.8),
     "variational": ncl.VariationalNCL(steps=60, batch_size=16, particles=2, refresh_every=7, beta=0.3),
 }
+# How many steps lie between snapshots, and at which of them the process is killed, the first time and the second.
+EVERY, KILLS = {24: 4, 60: 10}, {24: (15, 21), 60: (37, 52)}
 
 
 def source(kind: str, data: tuple[Tensor, ...]) -> Any:
@@ -36,14 +38,14 @@ def learn_second(engine: str, kind: str, kill_at: int, checkpoint: Path | None, 
     """Learn two tasks, the second with snapshots; the process kills itself at one of its steps."""
     torch.set_num_threads(1)
     posterior = ncl.OnlinePosterior(classifier(), ENGINES[engine], generator=torch.Generator().manual_seed(3))
-    posterior.update(classification_task(1), engine=ncl.LaplaceNCL(steps=10, batch_size=20))
+    posterior.update(classification_task(1), engine=ncl.LaplaceNCL(steps=4, batch_size=20, fisher_samples=1))
 
     def kill(progress: ncl.engines.Progress) -> None:
         if progress.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     task = ncl.Task(source(kind, classification_task(7).train), name="second", size=60)
-    posterior.update(task, checkpoint=checkpoint, checkpoint_every=10, callbacks=[kill])
+    posterior.update(task, checkpoint=checkpoint, checkpoint_every=EVERY[ENGINES[engine].steps], callbacks=[kill])
     posterior.save(out)
 
 
@@ -61,11 +63,12 @@ def test_a_killed_update_goes_on_and_ends_in_the_same_posterior(tmp_path: Path, 
     def child(kill_at: int, checkpoint: Path | None, out: Path) -> int:
         return run_apart(learn_second, engine, kind, kill_at, checkpoint, out)
 
+    first, second = KILLS[ENGINES[engine].steps]
     assert child(0, None, tmp_path / "whole") == 0
-    assert child(37, tmp_path / "snapshot", tmp_path / "first") == -signal.SIGKILL
+    assert child(first, tmp_path / "snapshot", tmp_path / "first") == -signal.SIGKILL
     assert (tmp_path / "snapshot").exists()
     assert not (tmp_path / "first").exists()
-    assert child(52, tmp_path / "snapshot", tmp_path / "second") == -signal.SIGKILL
+    assert child(second, tmp_path / "snapshot", tmp_path / "second") == -signal.SIGKILL
     assert child(0, tmp_path / "snapshot", tmp_path / "third") == 0
     assert not (tmp_path / "snapshot").exists()
     assert_same(tmp_path / "whole", tmp_path / "third")

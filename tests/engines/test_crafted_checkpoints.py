@@ -27,6 +27,9 @@ ENGINES = {
 }
 
 
+Crafted = tuple[str, dict[str, Tensor], Any]
+
+
 class Stop(Exception):
     pass
 
@@ -36,7 +39,8 @@ def stop(progress: ncl.engines.Progress) -> None:
         raise Stop
 
 
-def crafted(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Tensor], Any]]:
+def odd_places(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[Crafted]:
+    """What is said beside the tensors, which is the same for every engine."""
     for where, wrong in variants(settings):
         if where and where[0] != "identity":
             yield f"{where} {str(wrong)[:20]}", tensors, with_value(settings, where, wrong)
@@ -50,6 +54,8 @@ def crafted(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[tu
     yield "more losses", tensors, {**settings, "place": {**place, "losses": [*place["losses"], 1.0]}}
     yield "a field too many", tensors, {**settings, "surprise": 1}
 
+
+def odd_tensors(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[Crafted]:
     def changed(name: str, what: str, change: Callable[[Tensor], Tensor]) -> tuple[str, dict[str, Tensor], Any]:
         return f"{name} {what}", {**tensors, name: change(tensors[name].clone())}, settings
 
@@ -72,8 +78,15 @@ def crafted(tensors: dict[str, Tensor], settings: dict[str, Any]) -> Iterator[tu
         yield changed(name, "of zeros", torch.zeros_like)
 
 
-@pytest.mark.parametrize("name", list(ENGINES))
-def test_crafted_checkpoints_are_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "crafted"),
+    [
+        ("laplace", odd_places),
+        *(pytest.param(name, odd_places, marks=pytest.mark.exhaustive) for name in ENGINES if name != "laplace"),
+        *((name, odd_tensors) for name in ENGINES),
+    ],
+)
+def test_crafted_checkpoints_are_refused(tmp_path: Path, name: str, crafted: Callable[..., Iterator[Crafted]]) -> None:
     path, engine = tmp_path / "c", ENGINES[name]
     posterior = ncl.OnlinePosterior(model(), engine)
     settings: dict[str, Any] = {"checkpoint": path, "checkpoint_every": 4, "progress": False}
@@ -97,7 +110,7 @@ def test_crafted_checkpoints_are_refused(tmp_path: Path, name: str) -> None:
         if posterior.tasks or not torch.equal(posterior.generator.get_state(), before):
             wrong.append(f"{what}: the posterior has changed")
     assert wrong == []
-    assert count > 100
+    assert count > 40
     write_file(path, "checkpoint", *good)
     assert posterior.update(task(), **settings).steps == 8
     whole = ncl.OnlinePosterior(model(), engine)

@@ -55,11 +55,18 @@ def untimed(records: dict[str, list[Record]]) -> list[Record]:
     return [replace(record, seconds=[]) for found in records.values() for record in found]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    """What runs come to whose workers are left alone."""
+    return untimed(compare([config(method) for method in METHODS], tmp_path_factory.mktemp("whole"), jobs=2))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["here", "cluster"])
-def test_a_run_whose_worker_is_killed_goes_on_from_its_snapshot_in_another(place: str, tmp_path: Path) -> None:
+def test_a_run_whose_worker_is_killed_goes_on_from_its_snapshot_in_another(
+    place: str, whole: list[Record], tmp_path: Path
+) -> None:
     configs, folder = [config(method) for method in METHODS], tmp_path / "killed" / "none" / "seed-0"
-    whole = untimed(compare(configs, tmp_path / "whole", jobs=2))
     killed = kill_once(folder)
     if place == "here":
         records = compare(configs, tmp_path / "killed", jobs=2)

@@ -240,7 +240,7 @@ def _draw_predict(case: Case, rng: random.Random) -> None:
         way = rng.choice(["unknown", "head"])
         case.predict[way] = rng.choice([99, None, "a", 3.5])
     else:
-        ways = [*ODD_THINGS, "linearized", "samples"]
+        ways = [*ODD_THINGS, "linearized", "probit", "last-layer", "samples"]
         case.predict[name] = rng.choice(ODD_NUMBERS if name == "num_samples" else ways)
         way = _shown(case.predict[name])
         if isinstance(case.predict[name], (int, float)) and case.predict[name] > 10**6:

@@ -18,6 +18,17 @@ SIZES = [(257, 256), (1025, 512)]
 EPS = torch.finfo(torch.float64).eps
 
 
+def cases(names: str, **given: tuple[object, ...]) -> pytest.MarkDecorator:
+    """Every case at the smaller size and the first at the larger, where the others are exhaustive."""
+    made = [
+        pytest.param(*size, *case, id=f"{name}-{size[0]}x{size[1]}", marks=marks)
+        for size in SIZES
+        for k, (name, case) in enumerate(given.items())
+        for marks in [pytest.mark.exhaustive if k and size is SIZES[1] else ()]
+    ]
+    return pytest.mark.parametrize(f"n, m, {names}", made)
+
+
 @lru_cache(maxsize=2)
 def wide(n: int, m: int) -> dict[str, Tensor]:
     """A, B, C, D of condition number 1e8, and C and D of rank one: random, or where A and B are large."""
@@ -61,22 +72,18 @@ def assert_stationary(total: KroneckerSum, A: Tensor, B: Tensor, C: Tensor, D: T
     assert float((Y - expected_Y).norm()) < 1e-6 * float(Y.norm())
 
 
-@pytest.mark.parametrize(("n", "m"), SIZES)
-@pytest.mark.parametrize(
-    ("C", "D"),
-    [
-        pytest.param("C", "D", id="full rank"),
-        pytest.param("C1", "D1-leading", id="C rank one, D rank one and leading"),
-        pytest.param("C1-leading", "D1-leading", id="both rank one and leading"),
-    ],
+@cases(
+    "C, D",
+    full_rank=("C", "D"),
+    C_rank_one_and_D_rank_one_and_leading=("C1", "D1-leading"),
+    both_rank_one_and_leading=("C1-leading", "D1-leading"),
 )
 def test_well_matched_sums_are_inverted_to_1e_6(n, m, C, D):
     f = wide(n, m)
     _assert_inverted(*(f[name] for name in ("A", "B", C, D)))
 
 
-@pytest.mark.parametrize(("n", "m"), SIZES)
-@pytest.mark.parametrize("scale", [0.01, 9.0])
+@cases("scale", small=(0.01,), large=(9.0,))
 def test_rank_one_next_to_a_proportional_factor_is_inverted_to_1e_6(n, m, scale):
     f = wide(n, m)
     for A, B, C, D in (
@@ -87,8 +94,7 @@ def test_rank_one_next_to_a_proportional_factor_is_inverted_to_1e_6(n, m, scale)
         assert abs(float(total.kl)) < 1e-12  # exact
 
 
-@pytest.mark.parametrize(("n", "m"), SIZES)
-@pytest.mark.parametrize(("c", "d"), [(0, 1), (1, 0), (0, 0)])
+@cases("c, d", left=(0, 1), right=(1, 0), both=(0, 0))
 def test_adding_zero_changes_nothing(n, m, c, d):
     f = wide(n, m)
     total = _assert_inverted(f["A"], f["B"], c * f["C"], d * f["D"])
@@ -99,15 +105,7 @@ def test_adding_zero_changes_nothing(n, m, c, d):
     torch.testing.assert_close(total.output, f["B"] / scale, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize(("n", "m"), SIZES)
-@pytest.mark.parametrize(
-    ("C", "D"),
-    [
-        pytest.param("C1", "D", id="C rank one"),
-        pytest.param("C", "D1", id="D rank one"),
-        pytest.param("C1", "D1", id="both rank one"),
-    ],
-)
+@cases("C, D", C_rank_one=("C1", "D"), D_rank_one=("C", "D1"), both_rank_one=("C1", "D1"))
 def test_unmatched_rank_one_is_inverted_as_well_as_its_condition_allows(n, m, C, D):
     # X gets a condition number of up to 3e13 here, beyond what an explicit float64 inverse can undo to 1e-6.
     f = wide(n, m)

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import nclbayes as ncl
-from nclbayes.errors import NCLError
+from nclbayes.errors import NCLError, RankError
+from nclbayes.ranks import present
 from nclbayes.storage import read_file, write_file
 from tests.ranks.cases import SETTINGS, blobs, classifier, learner, tasks, tensors
 from tests.ranks.group import failures, together
@@ -74,6 +75,8 @@ def _go_wrong(what: str, rank: int) -> Any:
         call["engine"] = ncl.LaplaceNCL(**{**SETTINGS, "steps": 13})
     elif what == "model" and is_wrong:
         posterior = learner(ncl.LaplaceNCL(**SETTINGS), classifier(torch.nn.Linear(5, 3)))
+    elif what == "factors":
+        posterior.factors = "shard" if is_wrong else "replicate"
     elif what == "posterior" and is_wrong:
         posterior.generator.manual_seed(5)
     elif what == "shard":
@@ -107,7 +110,7 @@ def fail(rank: int, folder: Path, what: str) -> None:
         said = f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
         said = "KeyboardInterrupt"
-    is_same = what in ("model", "posterior") or all(
+    is_same = what in ("model", "posterior", "factors") or all(
         torch.equal(tensor, before[name]) for name, tensor in tensors(posterior).items()
     )
     (folder / f"{what}-{rank}").write_text(json.dumps({"said": said, "same": is_same}))
@@ -126,6 +129,7 @@ WRONG: dict[str, list[str]] = {
     "settings": ["RankError", "their engine"],
     "model": ["RankError", "their model"],
     "posterior": ["RankError", "their generator"],
+    "factors": ["RankError", "their place of factors (rank 0: replicate, rank 1: shard)"],
     "sampler": ["DataError", "has a DistributedSampler"],
     "shuffling": ["RankError", "their first examples"],
     "drifting": ["RankError", "out of step", "a batch of 11 examples with the checksum"],
@@ -243,3 +247,14 @@ def warned(rank: int, folder: Path) -> None:
     with pytest.warns(UserWarning, match="The process group has one process"):
         posterior.update(tasks()[0], progress=False)
     assert len(posterior.tasks) == 1
+
+
+def test_a_backend_of_gpus_is_not_for_a_posterior_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    with pytest.raises(RankError, match=r"backend is nccl.*the posterior is on the cpu: move it.*'gloo'"):
+        present(torch.device("cpu"))
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    assert (present(torch.device("cpu")).rank, present().count) == (1, 2)

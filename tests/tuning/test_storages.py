@@ -46,9 +46,15 @@ def search(storage: str, **rest: Any) -> ncl.tuning.Tuning:
     return ncl.tune(model, task, ncl.LaplaceNCL(steps=2), storage=storage, **rest)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["grid", "tpe"])
-@pytest.mark.parametrize("storage", ["sqlite:///{folder}/trials.db", "{folder}/trials.log"])
+@pytest.mark.parametrize(
+    ("storage", "sampler"),
+    [
+        pytest.param("sqlite:///{folder}/trials.db", "grid", marks=pytest.mark.slow),
+        pytest.param("{folder}/trials.log", "tpe", marks=pytest.mark.slow),
+        pytest.param("sqlite:///{folder}/trials.db", "tpe", marks=pytest.mark.exhaustive),
+        pytest.param("{folder}/trials.log", "grid", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_two_processes_share_the_trials_of_a_search(storage: str, sampler: str, tmp_path: Path) -> None:
     processes = start(storage.format(folder=tmp_path), tmp_path, 2, sampler)
     assert [process.wait(timeout=300) for process in processes] == [0, 0]
