@@ -19,7 +19,7 @@ from tests.benchmarks.timing import best_times, table
 
 PROCESSES = (1, 2, 4, 8, 16, 32, 64)
 LINKS = {"10 Gbit/s": 10e9 / 8, "200 Gbit/s": 200e9 / 8}
-MEETINGS = 3
+MEETINGS = 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Network:
     rows: int
 
     def seconds(self, processes: int, rate: float, meeting: float, bandwidth: float) -> float:
-        """How long a step takes: what is shared, what every rank does, three meetings, and one all-reduce."""
+        """How long a step takes: what is shared, what every rank does, a meeting, and one all-reduce."""
         own = self.rows / processes
         # Forward and backward; then rows are preconditioned by those that have them, or the gradient by everybody.
         shared = sum(3 * own * m * n for m, n in self.blocks)
