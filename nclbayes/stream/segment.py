@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,17 +14,21 @@ from torch import Tensor
 from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.latecomers import LatecomersError
-from nclbayes.engines.loop import History, guarded_step
+from nclbayes.engines.likelihood import log_likelihood
+from nclbayes.engines.loop import History, Holding, guarded_step
+from nclbayes.engines.place import Place
 from nclbayes.errors import DataError, ModelError, NonFiniteError
 from nclbayes.fisher import FisherAccumulator
 from nclbayes.gaussians import State, Structure
 from nclbayes.isolation import drawing_from, restored
-from nclbayes.isolation.failures import of_task
+from nclbayes.isolation.autocasting import as_called
+from nclbayes.isolation.failures import of_task, running
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.joining import join, look
 from nclbayes.posterior.updating import check_outcome
 from nclbayes.storage import under
 from nclbayes.storage.generators import set_state
+from nclbayes.watch import SiteRecorder
 from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Model, batch_size
 
@@ -33,6 +37,8 @@ Batch = tuple[Any, ...]
 _RECENCY = 3
 # So many forms of batches are known at most.
 _FORMS = 64
+# The mean of the latest weights is over about this part of the segment.
+_LATEST = 8
 
 
 @dataclass(frozen=True)
@@ -67,56 +73,87 @@ class Segment:
     def __init__(self, opening: Opening, engine: Engine, problem: Problem, outputs: tuple[str, ...]) -> None:
         self.opening, self.engine, self.problem, self.outputs = opening, engine, problem, outputs
         self.batches, self.examples = 0, 0
-        self.noise = torch.Generator()
+        self._noise = torch.Generator()
         with restored(problem.generator):
             source = problem.generator
-            self.noise.manual_seed(int(torch.randint(2**63 - 1, (), generator=source, device=source.device)))
-        self.stepper = engine.begun(problem)
+            self._noise.manual_seed(int(torch.randint(2**63 - 1, (), generator=source, device=source.device)))
+        self._stepper = engine.begun(problem)
         self._fisher = self._nothing() if engine.needs_fisher and not engine.sums_fisher else None
         self._forms: set[object] = set()
+        # The mean of the latest weights, which jitter with the batches since the rate does not fall.
+        self._mean = {site: value.clone() for site, value in self._stepper.values().items()}
+        self._place = Place()
 
-    def step(self, batch: Batch) -> float:
-        """Take one step on a batch; it counts only when :meth:`keep` says so.
+    def score(self, batch: Batch) -> float:
+        """The mean log predictive probability of a batch, before it is learnt; to look changes nothing.
 
         Args:
             batch: The batch.
 
         Returns:
-            The mean log probability of the batch before the step, at the weights that the step begins from (of the
-            variational engine, drawn around them).
+            That at the mean of the segment's latest weights.
+
+        Raises:
+            DataError: If the batch does not fit the model.
+            NonFiniteError: If it is NaN or infinite.
+        """
+        problem = self.problem
+        with of_task(self.opening.name, self._where):
+            moved = to_device(batch, problem.device)
+            self._check(moved)
+            total, stream = 0.0, torch.Generator().manual_seed(0)
+            with torch.no_grad(), drawing_from(stream, problem.device):
+                for part in problem.parts(moved):
+                    recorder = SiteRecorder({**problem.fixed, **self._mean})
+                    with running(part.batch), as_called(), recorder:
+                        problem.model(*part.batch, **problem.task.context)
+                    total += float(log_likelihood(recorder.observed))
+            if not math.isfinite(total):
+                raise self._diverged(f"The log predictive probability is {total}")
+        return total / batch_size(moved)
+
+    def learn(self, batch: Batch) -> None:
+        """Take a step on a batch, and let it count.
+
+        Args:
+            batch: The batch.
 
         Raises:
             DataError: If the batch does not fit the model.
             ModelError: If it reaches weights that the segment does not have.
             NonFiniteError: If a number is NaN or infinite.
         """
-        problem, diverged = self.problem, partial(_diverged, self.opening.name, self._where)
+        problem = self.problem
         with of_task(self.opening.name, self._where), _no_latecomers():
             moved = to_device(batch, problem.device)
             self._check(moved)
             torch.set_flush_denormal(True)
-            with drawing_from(self.noise, problem.device):
-                loss = guarded_step(self.stepper, moved, self.engine.rate(0.0), diverged)
-            for site, value in self.stepper.values().items():
+            with drawing_from(self._noise, problem.device):
+                loss = guarded_step(self._stepper, moved, self.engine.rate(0.0), self._diverged)
+            values = self._stepper.values()
+            for site, value in values.items():
                 if not bool(torch.isfinite(value).all()):
-                    raise diverged(f"The weights of site '{site}' became NaN or infinite")
-        return -loss
-
-    def keep(self, batch: Batch) -> None:
-        """Let a batch count whose step has been taken.
-
-        Args:
-            batch: The batch.
-
-        Raises:
-            ModelError: If it reaches weights that the segment does not have.
-            NonFiniteError: If an activation or gradient is NaN or infinite.
-        """
-        if self.sums_next:
-            with of_task(self.opening.name, self._where), _no_latecomers():
-                self._add(to_device(batch, self.problem.device))
+                    raise self._diverged(f"The weights of site '{site}' became NaN or infinite")
+            if self.sums_next:
+                self._add(moved)
         self.batches += 1
-        self.examples += batch_size(batch)
+        self.examples += batch_size(moved)
+        rate = min(1.0, (_LATEST + 1) / (self.batches + _LATEST))
+        for site, value in values.items():
+            self._mean[site].lerp_(value, rate)
+        self._soften(loss)
+
+    def _soften(self, loss: float) -> None:
+        """Hold earlier segments less firmly as this one goes on, as far as that pays."""
+        place, total = self._place, max(1, round(self.opening.size / self.engine.batch_size))
+        if place.step < total:
+            place.advance(place.step + 1, loss)
+            if self.engine.stiffness == "auto" and self.problem.priors and place.softens(self.problem, total):
+                self._hold()
+
+    def _hold(self) -> None:
+        assert isinstance(self._stepper, Holding)
+        self._stepper.hold(self._place.firmness(self.engine))
 
     @property
     def sums_next(self) -> bool:
@@ -130,32 +167,38 @@ class Segment:
         problem = replace(self.problem, size=size)
         fishers = {} if self._fisher is None else self._fisher.factors(size)
         with of_task(name):
-            states, memory = engine.ended(problem, self.stepper, fishers)
-        # With means of their own, which later steps do not move.
-        states = {name: state.moved(state.loc.clone()) for name, state in states.items()}
+            states, memory = engine.ended(problem, self._stepper, fishers)
+        states = {name: state.moved(state.block.pack(self._mean).clone()) for name, state in states.items()}
         outcome = Outcome(states, _NO_HISTORY, memory=memory)
         check_outcome(outcome, name, engine)
         return outcome
 
     def states(self) -> dict[str, State]:
-        """The Gaussians before the segment around its present weights."""
-        values = self.stepper.values()
-        return {name: state.moved(state.block.pack(values).clone()) for name, state in self.problem.states.items()}
+        """The Gaussians before the segment around the mean of its latest weights."""
+        return {name: state.moved(state.block.pack(self._mean).clone()) for name, state in self.problem.states.items()}
 
-    def tensors(self, fisher: bool = True) -> dict[str, Tensor]:
-        """Everything that changes with the steps; a copy.
+    def tensors(self, whole: bool = True) -> dict[str, Tensor]:
+        """Everything that changes as batches are learnt; a copy.
 
         Args:
-            fisher: Whether the Fisher's sums are among it.
+            whole: Whether the sums of the Fisher are among it, and what only grows.
 
         Returns:
             By name.
         """
-        found = {f"stepper.{name}": tensor.clone() for name, tensor in self.stepper.tensors().items()}
-        if self._fisher is not None and fisher:
+        found = {f"stepper.{name}": tensor.clone() for name, tensor in self._stepper.tensors().items()}
+        found |= {f"mean.{site}": value.clone() for site, value in self._mean.items()}
+        if whole:
+            found["losses"] = torch.tensor(self._place.losses, dtype=torch.float64, device="cpu")
+        if whole and self._fisher is not None:
             found |= {f"fisher.{name}": tensor.clone() for name, tensor in self._fisher.tensors().items()}
-        counts = torch.tensor([self.batches, self.examples], dtype=torch.int64, device="cpu")
-        return found | {"noise": self.noise.get_state(), "counts": counts}
+        place = self._place
+        before = math.nan if place.before is None else place.before
+        counts = [self.batches, self.examples, place.step, place.halvings, place.misses, before]
+        return found | {
+            "noise": self._noise.get_state(),
+            "counts": torch.tensor(counts, dtype=torch.float64, device="cpu"),
+        }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -163,13 +206,18 @@ class Segment:
         Args:
             tensors: Its result.
         """
-        batches, examples = tensors["counts"].tolist()
-        self.batches, self.examples = int(batches), int(examples)
-        set_state(self.noise, tensors["noise"], "noise")
-        if self.batches:
-            self.stepper.restore(under(tensors, "stepper."))
-        else:
-            self.stepper = self.engine.begun(self.problem)
+        *whole, before = tensors["counts"].tolist()
+        self.batches, self.examples, step, halvings, misses = map(int, whole)
+        place, is_other = self._place, self._place.halvings != halvings
+        losses = tensors["losses"].tolist() if "losses" in tensors else place.losses
+        place.step, place.halvings, place.misses, place.losses = step, halvings, misses, losses[:step]
+        place.before = None if math.isnan(before) else before
+        if is_other:
+            self._hold()
+        set_state(self._noise, tensors["noise"], "noise")
+        self._stepper.restore(under(tensors, "stepper."))
+        for site, value in under(tensors, "mean.").items():
+            self._mean[site].copy_(value)
         if self._fisher is not None and "fisher.examples" in tensors:
             self._fisher = self._nothing()
             self._fisher.restore(under(tensors, "fisher."), self.problem.blocks, self.problem.start)
@@ -178,12 +226,18 @@ class Segment:
     def _where(self) -> str:
         return f"batch {self.batches + 1}"
 
+    def _diverged(self, what: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"{what} at {self._where} of '{self.opening.name}'. The stream is as it was before this batch. Look at the "
+            "batch; if it is sound, lower `lr` of the engine."
+        )
+
     def _add(self, batch: Batch) -> None:
         """Add a batch's Fisher at the present weights, and let those of earlier ones count less."""
         fisher, before = self._fisher, self.batches // self.opening.fisher_every
         assert fisher is not None
         fisher.scale((before / (before + 1)) ** _RECENCY)
-        fisher.values = {**self.problem.fixed, **self.stepper.values()}
+        fisher.values = {**self.problem.fixed, **self._stepper.values()}
         for part, stream in self.problem.drawn_parts(batch):
             fisher.generator = stream
             self.problem.meet(fisher.update(part.batch, part.weight))
@@ -206,7 +260,7 @@ class Segment:
         """Refuse targets that cannot be, and batches of a form that was not met yet if the model cannot take them."""
         form = tuple((name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in tensors_of(batch))
         if form not in self._forms:
-            _, allowed = look(self.problem.model, batch, self.problem.task.context, self.stepper.values())
+            _, allowed = look(self.problem.model, batch, self.problem.task.context, self._stepper.values())
             self.problem = replace(self.problem, allowed=(allowed,))
             self._forms = {form} if len(self._forms) >= _FORMS else self._forms | {form}
         self.problem.check(batch)
@@ -256,17 +310,13 @@ def opened(
     settled = engine.settled(weights, opening.size, certain=joined.certain, before=belief.likelihood_weight)
     # When a segment ends is not for the engine to say.
     settled = replace(settled, enough=None, patience=None, batch_size=example.size)
-    problem = problem_of(
-        belief,
-        model,
-        settled,
-        opening,
-        joined.states,
-        joined.priors,
-        joined.start,
-        joined.rows,
-        joined.fixed,
-        generator,
+    problem = replace(
+        problem_of(belief, model, settled, opening, joined.states, joined.start, generator),
+        priors=joined.priors,
+        rows=joined.rows,
+        fixed=joined.fixed,
+        least=joined.least,
+        guess=joined.guess,
     )
     return Segment(opening, settled, problem, joined.outputs)
 
@@ -277,10 +327,7 @@ def problem_of(
     engine: Engine,
     opening: Opening,
     states: dict[str, State],
-    priors: dict[str, State],
     start: dict[str, Tensor],
-    rows: dict[str, float],
-    fixed: dict[str, Tensor],
     generator: torch.Generator,
 ) -> Problem:
     """What an engine is given to learn a segment: a task without data.
@@ -291,14 +338,11 @@ def problem_of(
         engine: The engine, with the numbers that were left to it.
         opening: The segment's name, and what it is told.
         states: The Gaussian of each block before it.
-        priors: The prior of each that was trained before, where the engine asks for it.
         start: Where each of them starts, as a matrix.
-        rows: How many rows an example adds to a block's gradient, for blocks that are plain products.
-        fixed: The values of the other sites that the model meets.
         generator: Decides every draw.
 
     Returns:
-        The problem.
+        The problem, of blocks that nothing is told of but this.
     """
     return Problem(
         model=model,
@@ -308,10 +352,10 @@ def problem_of(
         guess=0.0,
         states=states,
         start=start,
-        rows=rows,
+        rows={},
         trained=belief.trained,
-        priors=priors,
-        fixed=fixed,
+        priors={},
+        fixed={},
         late=frozenset(),
         device=next(iter(states.values())).loc.device,
         generator=generator,
@@ -340,10 +384,3 @@ def _no_latecomers() -> Iterator[None]:
             f"{error} A stream cannot begin a segment anew, as its batches are gone: use all weights for every batch, "
             "or call `consolidate` before the first batch that reaches them."
         ) from error
-
-
-def _diverged(name: str, where: str, what: str) -> NonFiniteError:
-    return NonFiniteError(
-        f"{what} at {where} of '{name}'. The stream is as it was before this batch. Look at the batch; if it is sound, "
-        "lower `lr` of the engine."
-    )

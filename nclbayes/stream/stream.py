@@ -219,8 +219,7 @@ class Stream:
         with posterior._turn.taken():
             self._check_posterior()
             before, segment, belief = self._place, self._segment, posterior._belief
-            self._kept = None if segment is None else segment.tensors(fisher=bool(before.held) or segment.sums_next)
-            self._drawn = posterior.generator.get_state()
+            kept = None if segment is None else segment.tensors(whole=bool(before.held) or segment.sums_next)
 
             def whole() -> tuple[Event, ...]:
                 count = len(before.events)
@@ -229,53 +228,39 @@ class Stream:
                 except BaseException:
                     self._place, self._segment, self._belief = before, segment, belief
                     posterior._belief = belief
-                    self._go_back()
+                    if segment is not None and kept is not None:
+                        segment.restore(kept)
                     raise
                 new = self._place.events
                 return new[count:] if len(new) < _EVENTS else _after(before.events, new)
 
-            try:
-                return as_found(posterior.model, whole, generators=(posterior.generator,))
-            finally:
-                self._kept = None
-
-    def _go_back(self) -> None:
-        """Put the segment back to where it was before this batch."""
-        if self._segment is not None and self._kept is not None:
-            self._segment.restore(self._kept)
-        self._posterior.generator.set_state(self._drawn)
+            return as_found(posterior.model, whole, generators=(posterior.generator,))
 
     def _observe(self, batch: Batch) -> None:
         settings, held = self.settings, self._place.held
         self._place = replace(self._place, batches=self._place.batches + 1)
         if self._segment is None:
             self._open(batch)
-            self._learn(batch)
-            return
-        score = self._segment.step(batch)
-        every, test = settings.false_alarm_every, self._place.test
+        segment, every, test = self._segment, settings.false_alarm_every, self._place.test
+        assert segment is not None
         if every is None:
-            verdict = Verdict(1.0, score, 0.0)
+            segment.learn(batch)
         else:
+            score = segment.score(batch)
             verdict = test.judged(score, limit(every, settings.window))
-        self._note(score, verdict)
-        if every is not None and verdict.odds >= every:
-            self._go_back()
-            self._tell(score, verdict, batch)
-            return
-        suspected = every is not None and verdict.odds >= suspicion(every)
-        self._place = replace(self._place, test=test.after(score, verdict.odds, suspected))
-        if not (held or (suspected and settings.window > 1)):
-            self._segment.keep(batch)
-        else:
-            self._go_back()
-            waiting = (*held, mapped(torch.clone, batch))
+            self._note(score, verdict)
+            if verdict.odds >= every:
+                self._tell(score, verdict, batch)
+                return
+            suspected = verdict.odds >= suspicion(every)
+            waiting = (*held, batch)
             learnt = max(0, len(waiting) - settings.window + 1) if suspected else len(waiting)
             for each in waiting[:learnt]:
-                self._segment.step(each)
-                self._segment.keep(each)
-            self._place = replace(self._place, held=waiting[learnt:])
-        if settings.longest is not None and not self._place.held and self._segment.examples >= settings.longest:
+                segment.learn(each)
+            # The caller may put other numbers into his tensors.
+            kept = tuple(each if each is not batch else mapped(torch.clone, batch) for each in waiting[learnt:])
+            self._place = replace(self._place, test=test.after(score, verdict.odds, suspected), held=kept)
+        if settings.longest is not None and not self._place.held and segment.examples >= settings.longest:
             self._end(Reason.LENGTH)
 
     def _tell(self, score: float, verdict: Verdict, batch: Batch) -> None:
@@ -286,8 +271,12 @@ class Stream:
         self._place = replace(self._place, held=(), test=ChangeTest()).noting(told)
         self._end(Reason.CHANGE, last)
         self._open(batches[0], last + 1)
+        segment = self._segment
+        assert segment is not None
         for each in batches:
-            self._learn(each)
+            score = segment.score(each)
+            segment.learn(each)
+            self._place = replace(self._place, test=self._place.test.after(score, 0.0, suspected=False))
 
     def _open(self, batch: Batch, first: int | None = None) -> None:
         posterior, settings = self._posterior, self.settings
@@ -305,19 +294,11 @@ class Stream:
         event = Opened(self._place.batches if first is None else first, opening.name)
         self._place = replace(self._place, segments=number).noting(event)
 
-    def _learn(self, batch: Batch) -> None:
-        """Learn a batch that is the segment's without a doubt."""
-        assert self._segment is not None
-        score = self._segment.step(batch)
-        self._segment.keep(batch)
-        self._place = replace(self._place, test=self._place.test.after(score, 0.0, suspected=False))
-
     def _end_here(self) -> None:
         if self._segment is None:
             return
         for batch in self._place.held:
-            self._segment.step(batch)
-            self._segment.keep(batch)
+            self._segment.learn(batch)
         self._place = replace(self._place, held=(), test=ChangeTest())
         self._end(Reason.ASKED)
 
