@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -135,7 +136,9 @@ class ChangeTest:
 
     def _p(self, residual: float) -> float:
         """How often a residual is so low."""
-        ordered = sorted(self.residuals)
+        # While the segment is being learnt scores rise: that they no longer do is no sign of a change.
+        rise = max(0.0, statistics.median(self.residuals))
+        ordered = sorted(e - rise for e in self.residuals)
         n, k = len(ordered), round(_TAIL * len(ordered))
         u = ordered[k]
         if residual >= u:
