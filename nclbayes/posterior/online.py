@@ -239,10 +239,8 @@ class OnlinePosterior:
         Args:
             path: Where to.
         """
-        learner = {name: getattr(self, name) for name in self.learner_settings}
         with self._turn.taken():
-            saved = Saved(self._belief, self.engine, self.generator, self._initial, learner, type(self).__name__)
-            write_posterior(path, saved)
+            write_posterior(path, self._saved())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
@@ -259,7 +257,14 @@ class OnlinePosterior:
             FileError: If the file is damaged or foreign, of another kind of posterior, or of another model.
         """
         # Tensors that were made in inference mode could not be learnt from.
-        saved = as_found(None, lambda: read_posterior(path))
+        return cls._from(path, as_found(None, lambda: read_posterior(path)), model)
+
+    def _saved(self) -> Saved:
+        learner = {name: getattr(self, name) for name in self.learner_settings}
+        return Saved(self._belief, self.engine, self.generator, self._initial, learner, type(self).__name__)
+
+    @classmethod
+    def _from(cls, path: str | os.PathLike[str], saved: Saved, model: Model) -> OnlinePosterior:
         if saved.kind not in ("", cls.__name__):
             raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
         with refused(path, "a posterior of nclbayes"):
@@ -270,7 +275,7 @@ class OnlinePosterior:
             posterior._check_memory()
         check_model(path, model, saved.belief)
         for notice in saved.notices:
-            warnings.warn(notice, stacklevel=2)
+            warnings.warn(notice, stacklevel=3)
         return posterior
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:

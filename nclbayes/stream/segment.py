@@ -193,8 +193,8 @@ class Segment:
         if whole and self._fisher is not None:
             found |= {f"fisher.{name}": tensor.clone() for name, tensor in self._fisher.tensors().items()}
         place = self._place
-        before = math.nan if place.before is None else place.before
-        counts = [self.batches, self.examples, place.step, place.halvings, place.misses, before]
+        before = (0.0, 0.0) if place.before is None else (1.0, place.before)
+        counts = [self.batches, self.examples, place.step, place.halvings, place.misses, *before]
         return found | {
             "noise": self._noise.get_state(),
             "counts": torch.tensor(counts, dtype=torch.float64, device="cpu"),
@@ -206,12 +206,12 @@ class Segment:
         Args:
             tensors: Its result.
         """
-        *whole, before = tensors["counts"].tolist()
+        *whole, has_before, before = tensors["counts"].tolist()
         self.batches, self.examples, step, halvings, misses = map(int, whole)
         place, is_other = self._place, self._place.halvings != halvings
         losses = tensors["losses"].tolist() if "losses" in tensors else place.losses
         place.step, place.halvings, place.misses, place.losses = step, halvings, misses, losses[:step]
-        place.before = None if math.isnan(before) else before
+        place.before = before if has_before else None
         if is_other:
             self._hold()
         set_state(self._noise, tensors["noise"], "noise")
@@ -310,8 +310,14 @@ def opened(
     settled = engine.settled(weights, opening.size, certain=joined.certain, before=belief.likelihood_weight)
     # When a segment ends is not for the engine to say.
     settled = replace(settled, enough=None, patience=None, batch_size=example.size)
-    problem = replace(
-        problem_of(belief, model, settled, opening, joined.states, joined.start, generator),
+    problem = problem_of(
+        belief,
+        model,
+        settled,
+        opening,
+        joined.states,
+        joined.start,
+        generator,
         priors=joined.priors,
         rows=joined.rows,
         fixed=joined.fixed,
@@ -329,6 +335,7 @@ def problem_of(
     states: dict[str, State],
     start: dict[str, Tensor],
     generator: torch.Generator,
+    **known: Any,
 ) -> Problem:
     """What an engine is given to learn a segment: a task without data.
 
@@ -340,22 +347,18 @@ def problem_of(
         states: The Gaussian of each block before it.
         start: Where each of them starts, as a matrix.
         generator: Decides every draw.
+        **known: The problem's `priors`, `rows`, `fixed`, `least` and `guess`.
 
     Returns:
-        The problem, of blocks that nothing is told of but this.
+        The problem.
     """
     return Problem(
         model=model,
         task=Task(_gone, name=opening.name, size=opening.size),
         size=float(engine.likelihood_weight) * opening.size,
-        least=0.0,
-        guess=0.0,
         states=states,
         start=start,
-        rows={},
         trained=belief.trained,
-        priors={},
-        fixed={},
         late=frozenset(),
         device=next(iter(states.values())).loc.device,
         generator=generator,
@@ -365,6 +368,7 @@ def problem_of(
         memory=belief.memory,
         allowed=(None,),
         accumulate=engine.accumulate,
+        **known,
     )
 
 

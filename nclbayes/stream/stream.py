@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nclbayes.data.checking import checked_batch, shown
 from nclbayes.errors import DataError, ModelError, SettingError
@@ -15,44 +18,12 @@ from nclbayes.posterior.online import OnlinePosterior
 from nclbayes.ranks import present
 from nclbayes.stream.detection import ChangeTest, Verdict, limit, suspicion
 from nclbayes.stream.events import Changed, Consolidated, Event, Judged, Opened, Reason
+from nclbayes.stream.place import MOST_EVENTS, Place
+from nclbayes.stream.saving import SavedStream, read_stream, write_stream
 from nclbayes.stream.segment import Batch, Opening, Segment, opened
 from nclbayes.stream.settings import StreamSettings
 from nclbayes.watch.nesting import mapped, tensors_of
-
-# So many events, and what was found of so many batches, are kept.
-_EVENTS, _JUDGED = 1000, 2000
-
-
-@dataclass(frozen=True)
-class Place:
-    """How far a stream is; it is never changed, only replaced.
-
-    Attributes:
-        batches: How many batches were observed.
-        segments: How many segments were opened.
-        test: The test for a change.
-        held: Batches that may belong to a new segment, and are not learnt yet.
-        events: What was decided, the latest thousand.
-        judged: What was found of the latest two thousand batches.
-    """
-
-    batches: int = 0
-    segments: int = 0
-    test: ChangeTest = field(default_factory=ChangeTest)
-    held: tuple[Batch, ...] = ()
-    events: tuple[Event, ...] = ()
-    judged: tuple[Judged, ...] = ()
-
-    def noting(self, event: Event) -> Place:
-        """The place with one more event.
-
-        Args:
-            event: The event.
-
-        Returns:
-            The new place.
-        """
-        return replace(self, events=(*self.events, event)[-_EVENTS:])
+from nclbayes.watch.run import Model
 
 
 class Stream:
@@ -137,6 +108,8 @@ class Stream:
             SettingError: If the posterior has learnt otherwise meanwhile.
         """
         items = checked_batch(batch)
+        if not all(isinstance(item, Tensor) or _is_named(item) for item in items):
+            raise DataError("A batch of a stream is made of tensors, and of mappings from names to tensors.")
         lengths = {len(tensor) if tensor.ndim else 0 for _, tensor in tensors_of(items)}
         if len(lengths) > 1:
             raise DataError(f"The tensors of a batch have different lengths: {', '.join(map(str, sorted(lengths)))}.")
@@ -185,11 +158,41 @@ class Stream:
             raise ModelError("There is nothing to predict from yet: call observe(x, y) first.")
         return now.predict(*inputs, num_samples=num_samples, method=method, generator=generator)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the stream to a file, with its posterior, the open segment and the batches that are held.
+
+        Args:
+            path: Where to.
+        """
+        posterior = self._posterior
+        with posterior._turn.taken():
+            self._check_posterior()
+            write_stream(path, SavedStream(self.settings, posterior._saved(), self._place, self._segment))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Model) -> Stream:
+        """Read a stream from a file: it goes on as if it had not been away.
+
+        Args:
+            path: Where from.
+            model: The model that it is of.
+
+        Returns:
+            The stream, on the CPU.
+
+        Raises:
+            FileError: If the file is damaged or foreign, or of another model.
+        """
+        saved = as_found(None, lambda: read_stream(path, model))
+        stream = cls(OnlinePosterior._from(path, saved.posterior, model), **asdict(saved.settings))
+        stream._place, stream._segment = saved.place, saved.segment
+        return stream
+
     def __repr__(self) -> str:
         learnt = 0 if self._segment is None else self._segment.batches
         return f"Stream({self.batches} batches, {self._place.segments} segments, {learnt} batches in the open one)"
 
-    def _copy(self, belief_of: Any) -> OnlinePosterior:
+    def _copy(self, belief_of: Callable[[Belief], Belief]) -> OnlinePosterior:
         posterior = self._posterior
         with posterior._turn.taken():
             self._check_posterior()
@@ -213,7 +216,7 @@ class Stream:
         weight = float(segment.engine.likelihood_weight)
         return belief.after(segment.opening.name, segment.outputs, segment.ended(), weight)
 
-    def _changing(self, work: Any) -> tuple[Event, ...]:
+    def _changing(self, work: Callable[[], None]) -> tuple[Event, ...]:
         """Do some work that is done as a whole, or not at all."""
         posterior = self._posterior
         with posterior._turn.taken():
@@ -232,7 +235,7 @@ class Stream:
                         segment.restore(kept)
                     raise
                 new = self._place.events
-                return new[count:] if len(new) < _EVENTS else _after(before.events, new)
+                return new[count:] if len(new) < MOST_EVENTS else _after(before.events, new)
 
             return as_found(posterior.model, whole, generators=(posterior.generator,))
 
@@ -318,7 +321,7 @@ class Stream:
 
     def _note(self, score: float, verdict: Verdict) -> None:
         found = Judged(self._place.batches, score, verdict.expected, verdict.odds)
-        self._place = replace(self._place, judged=(*self._place.judged, found)[-_JUDGED:])
+        self._place = self._place.finding(found)
 
     def _check_posterior(self) -> None:
         if self._posterior._belief is not self._belief:
@@ -326,6 +329,15 @@ class Stream:
                 "The posterior of the stream has learnt a task, or was moved, since the stream saw it last: make a new "
                 "stream of it. Before an update, call `consolidate`."
             )
+
+
+def _is_named(item: object) -> bool:
+    """Whether it is a mapping from names to tensors."""
+    return (
+        isinstance(item, Mapping)
+        and bool(item)
+        and all(isinstance(name, str) and isinstance(part, Tensor) for name, part in item.items())
+    )
 
 
 def _after(before: tuple[Event, ...], now: tuple[Event, ...]) -> tuple[Event, ...]:

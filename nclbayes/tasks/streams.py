@@ -1,4 +1,4 @@
-"""Task sets as streams of batches: with hard boundaries, with blurred ones, with tasks that come back, with no change."""
+"""Task sets as streams: with hard boundaries, with blurred ones, with tasks that come back, with no change."""
 
 from __future__ import annotations
 
