@@ -237,7 +237,8 @@ class BlockSums:
         whole, k = F.pad(A, (0, 1, 0, 1)), A.shape[-1]
         sums = self._straight.inputs.row_sum()
         whole[..., -1, :-1] = whole[..., :-1, -1] = sums[..., sums.shape[-1] - k :] / rows.unsqueeze(-1)
-        whole[..., -1, -1] = self._biased_rows / rows
+        # A number over a tensor would be times its reciprocal, which rounds otherwise than a tensor from a file does.
+        whole[..., -1, -1] = torch.as_tensor(self._biased_rows, dtype=rows.dtype, device=rows.device) / rows
         return whole
 
     @property
