@@ -104,7 +104,7 @@ class ChangeTest:
         if len(self.residuals) < _FEWEST:
             return Verdict(1.0, self.level, 0.0)
         p = self._p(score - self.level)
-        return Verdict(p, self.level, (1 + self.odds) * min(limit, _price(p)))
+        return Verdict(p, self.level, (1 + self.odds) * min(limit, price(p)))
 
     def after(self, score: float, odds: float, suspected: bool) -> ChangeTest:
         """The test after a batch.
@@ -142,7 +142,7 @@ class ChangeTest:
         n, k = len(ordered), round(_TAIL * len(ordered))
         u = ordered[k]
         if residual >= u:
-            return (sum(e < residual for e in ordered) + 1) / (n + 1)
+            return (sum(e <= residual for e in ordered) + 1) / (n + 1)
         tail = max(sum(u - e for e in ordered[:k]) / k, _THINNEST)
         p = (k + 1) / (n + 1) * (1 + (u - residual) / (2 * tail)) ** -3
         return max(p, (n + 1) ** -2)
@@ -173,8 +173,15 @@ def limit(every: float, window: int) -> float:
     return float(every ** (1 / min(max(2, window), _WITNESSES)))
 
 
-def _price(p: float) -> float:
-    """What a bet on small p pays: ``int_0^1 a p^(a-1) da = (1 - p + p log p) / (p log^2 p)``."""
+def price(p: float) -> float:
+    """What a bet on small p pays: ``int_0^1 a p^(a-1) da = (1 - p + p log p) / (p log^2 p)``.
+
+    Args:
+        p: From 0 to 1.
+
+    Returns:
+        What comes back of each unit.
+    """
     if p > 0.999:
         return 0.5
     return (1 - p + p * math.log(p)) / (p * math.log(p) ** 2) if p > 1e-100 else math.inf

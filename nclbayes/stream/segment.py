@@ -17,7 +17,7 @@ from nclbayes.engines.latecomers import LatecomersError
 from nclbayes.engines.likelihood import log_likelihood
 from nclbayes.engines.loop import History, Holding, guarded_step
 from nclbayes.engines.place import Place
-from nclbayes.errors import DataError, ModelError, NonFiniteError
+from nclbayes.errors import DataError, ModelError, NCLError, NonFiniteError
 from nclbayes.fisher import FisherAccumulator
 from nclbayes.gaussians import State, Structure
 from nclbayes.isolation import drawing_from, restored
@@ -106,7 +106,7 @@ class Segment:
                 for part in problem.parts(moved):
                     recorder = SiteRecorder({**problem.fixed, **self._mean})
                     with running(part.batch), as_called(), recorder:
-                        problem.model(*part.batch, **problem.task.context)
+                        self._run(part.batch)
                     total += float(log_likelihood(recorder.observed))
             if not math.isfinite(total):
                 raise self._diverged(f"The log predictive probability is {total}")
@@ -165,9 +165,14 @@ class Segment:
         engine, name = self.engine, self.opening.name
         size = float(engine.likelihood_weight) * self.examples
         problem = replace(self.problem, size=size)
-        fishers = {} if self._fisher is None else self._fisher.factors(size)
-        with of_task(name):
-            states, memory = engine.ended(problem, self._stepper, fishers)
+        # Sums are put in order where they are asked for, and would round otherwise from there on.
+        before = self.tensors()
+        try:
+            fishers = {} if self._fisher is None else self._fisher.factors(size)
+            with of_task(name):
+                states, memory = engine.ended(problem, self._stepper, fishers)
+        finally:
+            self.restore(before)
         states = {name: state.moved(state.block.pack(self._mean).clone()) for name, state in states.items()}
         outcome = Outcome(states, _NO_HISTORY, memory=memory)
         check_outcome(outcome, name, engine)
@@ -221,6 +226,14 @@ class Segment:
         if self._fisher is not None and "fisher.examples" in tensors:
             self._fisher = self._nothing()
             self._fisher.restore(under(tensors, "fisher."), self.problem.blocks, self.problem.start)
+
+    def _run(self, batch: Batch) -> None:
+        try:
+            self.problem.model(*batch, **self.problem.task.context)
+        except ValueError as error:
+            if isinstance(error, NCLError) or "to satisfy the constraint" not in str(error):
+                raise
+            raise self._diverged("The likelihood was given parameters that are not finite") from error
 
     @property
     def _where(self) -> str:
