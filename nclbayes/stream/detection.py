@@ -65,6 +65,14 @@ class ChangeTest:
         residuals: The last two hundred residuals.
         odds: R.
         aside: Scores of suspected batches, which count when the suspicion is gone.
+
+    Example:
+        >>> from nclbayes.stream import ChangeTest
+        >>> test = ChangeTest()
+        >>> for k in range(40):
+        ...     test = test.after(-1 + 0.1 * (k % 5), odds=0.0, suspected=False)
+        >>> test.judged(-5.0, limit=20.0).odds, test.judged(-0.8, limit=20.0).odds < 1
+        (20.0, True)
     """
 
     recent: tuple[float, ...] = ()

@@ -14,6 +14,11 @@ class Reason(str, Enum):
         CHANGE: The predictive found a change.
         LENGTH: It had as many examples as `longest` says.
         ASKED: `consolidate` was called.
+
+    Example:
+        >>> from nclbayes.stream import Reason
+        >>> Reason("change").name
+        'CHANGE'
     """
 
     CHANGE = "change"
@@ -28,6 +33,11 @@ class Opened:
     Attributes:
         batch: With which batch of the stream, counted from 1.
         segment: Its name.
+
+    Example:
+        >>> from nclbayes.stream import Opened
+        >>> Opened(batch=1, segment="segment 1")
+        Opened(batch=1, segment='segment 1')
     """
 
     batch: int
@@ -40,11 +50,16 @@ class Changed:
 
     Attributes:
         batch: At which batch of the stream.
-        first: The first batch of the new segment; those from there on were held, and not learnt before.
+        first: The first batch of the new segment: those from there on were not learnt before.
         odds: The odds that were gathered for it, in batches.
         p: How often a batch of the old segment would have scored so low as the last one.
         score: The last batch's mean log predictive probability.
         expected: What the old segment led one to expect.
+
+    Example:
+        >>> from nclbayes.stream import Changed
+        >>> Changed(batch=63, first=61, odds=2e4, p=1e-3, score=-2.3, expected=-0.4).first
+        61
     """
 
     batch: int
@@ -65,6 +80,11 @@ class Consolidated:
         batches: How many it had.
         examples: How many examples.
         reason: Why it ended.
+
+    Example:
+        >>> from nclbayes.stream import Consolidated, Reason
+        >>> Consolidated(batch=60, segment="segment 1", batches=60, examples=960, reason=Reason.CHANGE).examples
+        960
     """
 
     batch: int
@@ -85,6 +105,11 @@ class Judged(NamedTuple):
         score: Its mean log predictive probability.
         expected: What the open segment led one to expect.
         odds: The odds that were gathered for a change, in batches.
+
+    Example:
+        >>> from nclbayes.stream import Judged
+        >>> Judged(batch=62, score=-2.2, expected=-0.4, odds=450.0).odds
+        450.0
     """
 
     batch: int

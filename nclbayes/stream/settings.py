@@ -23,6 +23,11 @@ class StreamSettings:
             change is told nevertheless; None: no changes are looked for.
         longest: A segment of so many examples is consolidated, and learning goes on in a new one; None: never.
         fisher_every: One batch in so many is added to the segment's Fisher.
+
+    Example:
+        >>> from nclbayes.stream import StreamSettings
+        >>> StreamSettings(window=1).false_alarm_every
+        10000.0
     """
 
     segment_size: int = 10_000

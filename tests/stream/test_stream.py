@@ -63,7 +63,9 @@ def test_split_digits_are_found_and_kept() -> None:
     for is_told in (True, False):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 2))
-        posterior = ncl.OnlinePosterior(ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0)), ncl.LaplaceNCL())
+        posterior = ncl.OnlinePosterior(
+            ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0)), ncl.LaplaceNCL()
+        )
         every = None if is_told else 10_000.0
         found = ncl.Stream(posterior, segment_size=1600, false_alarm_every=every)
         for i, item in enumerate(batches):
