@@ -1,7 +1,7 @@
 """Streams: learning without being told where a task ends."""
 
 from nclbayes.stream.detection import ChangeTest
-from nclbayes.stream.events import Changed, Consolidated, Event, Judged, Opened, Reason
+from nclbayes.stream.events import Changed, Consolidated, Judged, Opened, Reason
 from nclbayes.stream.settings import StreamSettings
 from nclbayes.stream.stream import Stream
 
@@ -9,7 +9,6 @@ __all__ = [
     "ChangeTest",
     "Changed",
     "Consolidated",
-    "Event",
     "Judged",
     "Opened",
     "Reason",

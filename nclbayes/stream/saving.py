@@ -17,8 +17,9 @@ from nclbayes.posterior.saving import Content, Saved, content_of, describe, engi
 from nclbayes.storage import Form, Misfit, fitted, open_sealed, under, write_file
 from nclbayes.stream.detection import ChangeTest
 from nclbayes.stream.events import Changed, Consolidated, Judged, Opened
+from nclbayes.stream.opening import problem_of
 from nclbayes.stream.place import Place
-from nclbayes.stream.segment import Batch, Opening, Segment, problem_of
+from nclbayes.stream.segment import Batch, Opening, Segment
 from nclbayes.stream.settings import StreamSettings
 from nclbayes.watch.run import Model
 

@@ -11,26 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nclbayes.data.task import Task, to_device
+from nclbayes.data.task import to_device
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.latecomers import LatecomersError
 from nclbayes.engines.likelihood import log_likelihood
 from nclbayes.engines.loop import History, Holding, guarded_step
 from nclbayes.engines.place import Place
-from nclbayes.errors import DataError, ModelError, NCLError, NonFiniteError
+from nclbayes.errors import ModelError, NCLError, NonFiniteError
 from nclbayes.fisher import FisherAccumulator
 from nclbayes.gaussians import State, Structure
 from nclbayes.isolation import drawing_from, restored
 from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import of_task, running
-from nclbayes.posterior.belief import Belief, device_of
-from nclbayes.posterior.joining import join, look
+from nclbayes.posterior.joining import look
 from nclbayes.posterior.updating import check_outcome
 from nclbayes.storage import under
 from nclbayes.storage.generators import set_state
 from nclbayes.watch import SiteRecorder
 from nclbayes.watch.nesting import tensors_of
-from nclbayes.watch.run import Model, batch_size
+from nclbayes.watch.run import batch_size
 
 Batch = tuple[Any, ...]
 # The Fisher of a batch counts by this power of its place in the segment: weights become better as it goes on.
@@ -134,13 +133,13 @@ class Segment:
             for site, value in values.items():
                 if not bool(torch.isfinite(value).all()):
                     raise self._diverged(f"The weights of site '{site}' became NaN or infinite")
+            rate = min(1.0, (_LATEST + 1) / (self.batches + 1 + _LATEST))
+            for site, value in values.items():
+                self._mean[site].lerp_(value, rate)
             if self.sums_next:
                 self._add(moved)
         self.batches += 1
         self.examples += batch_size(moved)
-        rate = min(1.0, (_LATEST + 1) / (self.batches + _LATEST))
-        for site, value in values.items():
-            self._mean[site].lerp_(value, rate)
         self._soften(loss)
 
     def _soften(self, loss: float) -> None:
@@ -246,11 +245,11 @@ class Segment:
         )
 
     def _add(self, batch: Batch) -> None:
-        """Add a batch's Fisher at the present weights, and let those of earlier ones count less."""
+        """Add a batch's Fisher at the mean of the latest weights, and let those of earlier ones count less."""
         fisher, before = self._fisher, self.batches // self.opening.fisher_every
         assert fisher is not None
         fisher.scale((before / (before + 1)) ** _RECENCY)
-        fisher.values = {**self.problem.fixed, **self._stepper.values()}
+        fisher.values = {**self.problem.fixed, **self._mean}
         for part, stream in self.problem.drawn_parts(batch):
             fisher.generator = stream
             self.problem.meet(fisher.update(part.batch, part.weight))
@@ -279,117 +278,7 @@ class Segment:
         self.problem.check(batch)
 
 
-def opened(
-    belief: Belief,
-    model: Model,
-    batch: Batch,
-    engine: Engine,
-    opening: Opening,
-    *,
-    initial: Mapping[str, Tensor] | None,
-    generator: torch.Generator,
-) -> Segment:
-    """A segment, before its first batch is learnt.
-
-    Args:
-        belief: What earlier segments have left.
-        model: The model.
-        batch: The first batch.
-        engine: How to learn.
-        opening: Its name, and what it is told.
-        initial: Where blocks that nothing has touched start, by site.
-        generator: Decides every draw.
-
-    Returns:
-        The segment.
-
-    Raises:
-        NCLError: If batch and model do not fit, or the Fisher of a weight cannot be had.
-    """
-    example = Task(batch, name=opening.name)
-    device = device_of(belief, model, example)
-    joined = join(
-        model,
-        example,
-        engine,
-        known=belief.states,
-        trained=belief.trained,
-        initial=initial,
-        device=device,
-        generator=generator,
-        structures=belief.structures,
-    )
-    weights = sum(state.loc.numel() for state in joined.states.values())
-    settled = engine.settled(weights, opening.size, certain=joined.certain, before=belief.likelihood_weight)
-    # When a segment ends is not for the engine to say.
-    settled = replace(settled, enough=None, patience=None, batch_size=example.size)
-    problem = problem_of(
-        belief,
-        model,
-        settled,
-        opening,
-        joined.states,
-        joined.start,
-        generator,
-        priors=joined.priors,
-        rows=joined.rows,
-        fixed=joined.fixed,
-        least=joined.least,
-        guess=joined.guess,
-    )
-    return Segment(opening, settled, problem, joined.outputs)
-
-
-def problem_of(
-    belief: Belief,
-    model: Model,
-    engine: Engine,
-    opening: Opening,
-    states: dict[str, State],
-    start: dict[str, Tensor],
-    generator: torch.Generator,
-    **known: Any,
-) -> Problem:
-    """What an engine is given to learn a segment: a task without data.
-
-    Args:
-        belief: What earlier segments have left.
-        model: The model.
-        engine: The engine, with the numbers that were left to it.
-        opening: The segment's name, and what it is told.
-        states: The Gaussian of each block before it.
-        start: Where each of them starts, as a matrix.
-        generator: Decides every draw.
-        **known: The problem's `priors`, `rows`, `fixed`, `least` and `guess`.
-
-    Returns:
-        The problem.
-    """
-    return Problem(
-        model=model,
-        task=Task(_gone, name=opening.name, size=opening.size),
-        size=float(engine.likelihood_weight) * opening.size,
-        states=states,
-        start=start,
-        trained=belief.trained,
-        late=frozenset(),
-        device=next(iter(states.values())).loc.device,
-        generator=generator,
-        progress=False,
-        callbacks=(),
-        checkpoint=None,
-        memory=belief.memory,
-        allowed=(None,),
-        accumulate=engine.accumulate,
-        **known,
-    )
-
-
 _NO_HISTORY = History(losses=[], seconds=0.0, total=0, learnt=False, stiffness=0.0, halvings=0)
-
-
-def _gone(batch_size: int, generator: torch.Generator) -> Batch:
-    raise DataError("The batches of a stream are gone.")
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from nclbayes.posterior.online import OnlinePosterior
 from nclbayes.ranks import present
 from nclbayes.stream.detection import ChangeTest, Verdict, limit, suspicion
 from nclbayes.stream.events import Changed, Consolidated, Event, Judged, Opened, Reason
+from nclbayes.stream.opening import opened
 from nclbayes.stream.place import MOST_EVENTS, Place
 from nclbayes.stream.saving import SavedStream, read_stream, write_stream
-from nclbayes.stream.segment import Batch, Opening, Segment, opened
+from nclbayes.stream.segment import Batch, Opening, Segment
 from nclbayes.stream.settings import StreamSettings
 from nclbayes.watch.nesting import mapped, tensors_of
 from nclbayes.watch.run import Model
