@@ -12,6 +12,7 @@ from nclbayes.fisher import DiagonalFisher, FisherAccumulator, FisherKind, Krone
 from nclbayes.kronecker import KroneckerNormal, KroneckerPrecision, KroneckerSum, SumRule, kronecker_sum
 from nclbayes.nn import BayesianNetwork, Bernoulli, Categorical, MultiHead, Normal, Poisson
 from nclbayes.posterior import OnlinePosterior, UpdateReport
+from nclbayes.stream import Stream
 from nclbayes.tuning import tune
 from nclbayes.watch import valid_steps
 
@@ -35,6 +36,7 @@ __all__ = [
     "Poisson",
     "Record",
     "Score",
+    "Stream",
     "SumRule",
     "Task",
     "TaskMixture",

@@ -35,6 +35,7 @@ PACKAGES = (
     ".methods",
     ".nn",
     ".priors",
+    ".stream",
     ".tasks",
     ".analysis",
     ".experiments",

@@ -20,8 +20,10 @@ from nclbayes.data.splitting import lengths_of, split
 from nclbayes.data.task import Task
 from nclbayes.engines.checkpoint import Checkpoint
 from nclbayes.engines.latecomers import meet
-from nclbayes.engines.loop import Callback, History
+from nclbayes.engines.loop import Callback, History, Stepper
 from nclbayes.engines.settings import EngineSettings
+from nclbayes.errors import SettingError
+from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.gaussians import State, Structure
 from nclbayes.ranks import ALONE, WHOLE, Ranks, Share
 from nclbayes.storage import memory_of
@@ -206,6 +208,8 @@ class Engine(EngineSettings, ABC):
         needs_fisher: Whether it asks for the Fisher of a task; a model whose Fisher cannot be had is then refused.
         needs_activity: Whether it asks for E[z z^T] of a map's inputs alone; a weight that is used both straight and
             transposed, in whose Fisher gradients stand beside inputs, is then refused.
+        can_stream: Whether it can learn batch by batch, from :meth:`begun` to :meth:`ended`, with no end in sight.
+        sums_fisher: Whether its steps sum the Fisher themselves.
 
     Example:
         >>> from dataclasses import dataclass
@@ -223,6 +227,8 @@ class Engine(EngineSettings, ABC):
     structure: ClassVar[Structure] = Structure.KRONECKER
     needs_fisher: ClassVar[bool] = True
     needs_activity: ClassVar[bool] = False
+    can_stream: ClassVar[bool] = False
+    sums_fisher: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -238,3 +244,39 @@ class Engine(EngineSettings, ABC):
         Returns:
             The Gaussians after it; the problem's own are left as they were.
         """
+
+    def begun(self, problem: Problem) -> Stepper:
+        """What takes the steps of a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The stepper, at the start.
+
+        Raises:
+            SettingError: If the engine learns whole tasks only.
+        """
+        raise self._no_stream()
+
+    def ended(
+        self, problem: Problem, stepper: Stepper, fishers: Mapping[str, KroneckerFisher | DiagonalFisher]
+    ) -> tuple[dict[str, State], dict[str, Tensor]]:
+        """What a task leaves, once its steps have been taken.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+            stepper: What has taken the steps.
+            fishers: The task's Fisher, by block; nothing, if the steps sum it themselves.
+
+        Returns:
+            The Gaussians after it, and what to keep in memory besides.
+
+        Raises:
+            SettingError: If the engine learns whole tasks only.
+        """
+        raise self._no_stream()
+
+    def _no_stream(self) -> SettingError:
+        able = ", ".join(name for name, kind in ENGINES.items() if kind.can_stream)
+        return SettingError(f"{type(self).__name__} learns whole tasks only. Of a stream can learn: {able}.")

@@ -11,7 +11,7 @@ from torch import Tensor
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
 from nclbayes.engines.likelihood import BlockLikelihood
-from nclbayes.engines.loop import run_loop
+from nclbayes.engines.loop import Stepper, run_loop
 from nclbayes.engines.stability import StableRate
 from nclbayes.engines.steps import hold, steps_of, take_step
 from nclbayes.fisher import FisherKind
@@ -28,6 +28,7 @@ class TrustRegion(Engine):
     """
 
     can_stiffen: ClassVar[bool] = True
+    can_stream: ClassVar[bool] = True
 
     kronecker_sum: SumRule | str = SumRule.ADDITIVE
 
@@ -40,13 +41,40 @@ class TrustRegion(Engine):
         Returns:
             The Gaussians after it.
         """
-        stepper = LaplaceStepper(self, problem)
+        stepper = self.begun(problem)
         history = run_loop(stepper, self, problem)
         fishers, fit = task_fisher(self, problem, stepper.values())
-        after, memory = self.absorb(problem, stepper.matrices(), fishers)
+        after, memory = self.ended(problem, stepper, fishers)
         is_bayes = self._is_bayes() and problem.task.is_bayes
         evidence = _log_evidence(fit, problem.states, after) if is_bayes else None
         return Outcome(after, history, evidence, memory, stepper.least_rate)
+
+    def begun(self, problem: Problem) -> LaplaceStepper:
+        """What takes the steps of a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The stepper, at the start.
+        """
+        return LaplaceStepper(self, problem)
+
+    def ended(
+        self, problem: Problem, stepper: Stepper, fishers: Mapping[str, Fisher]
+    ) -> tuple[dict[str, State], dict[str, Tensor]]:
+        """What a task leaves, once its steps have been taken.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+            stepper: What has taken the steps.
+            fishers: The task's Fisher, by block.
+
+        Returns:
+            The Gaussians after it, and what to keep in memory besides.
+        """
+        assert isinstance(stepper, LaplaceStepper)
+        return self.absorb(problem, stepper.matrices(), fishers)
 
     def _is_bayes(self) -> bool:
         """Whether what it approximates is Bayes' rule: otherwise its evidence would be that of something else."""

@@ -173,7 +173,7 @@ def run_loop(stepper: Stepper, settings: EngineSettings, problem: Problem) -> Hi
                 problem.check(drawn)
                 batch = to_device(drawn, problem.device)
                 with drawing_from(noise, problem.device, problem.ranks.rank):
-                    loss = _guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
+                    loss = guarded_step(stepper, batch, lr, partial(_diverged, settings, task.name, step))
             place.advance(step, loss)
             if settings.enough is not None:
                 place.look(float(settings.enough), problem)
@@ -294,10 +294,23 @@ def _resume(
         return place
 
 
-def _guarded_step(
+def guarded_step(
     stepper: Stepper, batch: tuple[Any, ...], lr: float, diverged: Callable[[str], NonFiniteError]
 ) -> float:
-    """One step, or an error that says where numbers ceased to be finite."""
+    """One step, or an error that says where numbers ceased to be finite.
+
+    Args:
+        stepper: Takes the step.
+        batch: The batch.
+        lr: The learning rate.
+        diverged: From what is not finite to the error that says so.
+
+    Returns:
+        The batch's mean negative log likelihood.
+
+    Raises:
+        NonFiniteError: If a number is NaN or infinite.
+    """
     try:
         loss = stepper.step(batch, lr)
     except NonFiniteError as error:

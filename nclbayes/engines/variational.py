@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.likelihood import block_gradients, blocks_by_rows, gradient_of_all, objective
-from nclbayes.engines.loop import run_loop
+from nclbayes.engines.loop import Stepper, run_loop
 from nclbayes.engines.stability import StableRate
 from nclbayes.engines.steps import hold, steps_of, take_step
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
@@ -54,6 +55,8 @@ class VariationalNCL(Engine):
     """
 
     can_stiffen: ClassVar[bool] = True
+    can_stream: ClassVar[bool] = True
+    sums_fisher: ClassVar[bool] = True
 
     schedule: Callable[[float], float] | str | None = "auto"
     likelihood_weight: float | str = "auto"
@@ -85,10 +88,40 @@ class VariationalNCL(Engine):
         Returns:
             The Gaussians after it.
         """
-        stepper = VariationalStepper(self, problem)
+        stepper = self.begun(problem)
         history = run_loop(stepper, self, problem)
-        after = stepper.posterior()
+        after, _ = self.ended(problem, stepper)
         return Outcome(after, history, least_rate=stepper.least_rate)
+
+    def begun(self, problem: Problem) -> VariationalStepper:
+        """What takes the steps of a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The stepper, at the start.
+        """
+        return VariationalStepper(self, problem)
+
+    def ended(
+        self,
+        problem: Problem,
+        stepper: Stepper,
+        fishers: Mapping[str, KroneckerFisher | DiagonalFisher] = MappingProxyType({}),
+    ) -> tuple[dict[str, State], dict[str, Tensor]]:
+        """What a task leaves, once its steps have been taken.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+            stepper: What has taken the steps, and summed the Fisher.
+            fishers: Nothing.
+
+        Returns:
+            The Gaussians after it; nothing is kept in memory.
+        """
+        assert isinstance(stepper, VariationalStepper)
+        return stepper.posterior(problem.size), {}
 
 
 class VariationalStepper:
@@ -193,13 +226,19 @@ class VariationalStepper:
             {steps.name: steps.theta for steps in self._blocks},
         )
 
-    def posterior(self) -> dict[str, State]:
+    def posterior(self, size: float) -> dict[str, State]:
         """Lambda_{k-1} + w_i Fbar around the present mean, for the blocks that the likelihood depends on.
 
         Where training ends as soon as enough is learnt, w_i is 1: what the recursion would have come to.
+
+        Args:
+            size: N, how many examples the likelihood counts as.
+
+        Returns:
+            By block.
         """
         rule, is_early = SumRule(self._settings.kronecker_sum), self._settings.enough is not None
-        fishers = self._of_all().factors(self._problem.size) if is_early else self._average()
+        fishers = self._of_all().factors(size) if is_early else self._average(size)
         return {
             steps.name: steps.state.add(steps.theta.clone(), fishers[steps.name], rule)
             for steps in self._blocks
@@ -249,10 +288,10 @@ class VariationalStepper:
             self._fisher.add(run, part.batch, counted * part.weight, part.share)
         return gradient, total
 
-    def _average(self) -> dict[str, KroneckerFisher | DiagonalFisher]:
+    def _average(self, size: float) -> dict[str, KroneckerFisher | DiagonalFisher]:
         """The moving average of Fishers with its weight, w_i Fbar, w_i = 1 - (1 - beta)^i."""
         warmth = 1 - (1 - self._settings.beta) ** self._taken
-        return self._of_all().factors(self._problem.size * warmth)
+        return self._of_all().factors(size * warmth)
 
     def _of_all(self) -> FisherAccumulator:
         """The sums of all ranks, each of which adds its share of every batch."""
@@ -262,7 +301,7 @@ class VariationalStepper:
         """Form and factorise the Gaussian that samples are drawn from."""
         settings = self._settings
         rule = SumRule(settings.kronecker_sum)
-        fishers = self._average() if self._taken else {}
+        fishers = self._average(self._problem.size) if self._taken else {}
         for steps in self._blocks:
             name, state = steps.name, steps.state
             if settings.init_scale is not None and name not in self._problem.trained:

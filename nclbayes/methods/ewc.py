@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torch import Tensor
+
 from nclbayes.engines.base import Outcome, Problem
-from nclbayes.engines.curvature import add_fishers, task_fisher
-from nclbayes.engines.loop import run_loop
+from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
+from nclbayes.engines.loop import Stepper, run_loop
 from nclbayes.gaussians import State, Structure
 from nclbayes.methods.adam import AdamEngine, AdamStepper
 
@@ -31,6 +34,7 @@ class EWC(AdamEngine):
     """
 
     structure: ClassVar[Structure] = Structure.DIAGONAL
+    can_stream: ClassVar[bool] = True
     decay: float = 1.0
 
     def __post_init__(self) -> None:
@@ -46,12 +50,39 @@ class EWC(AdamEngine):
         Returns:
             The Gaussians after it.
         """
-        stepper = AdamStepper(self, problem)
+        stepper = self.begun(problem)
         history = run_loop(stepper, self, problem)
         fishers, _ = task_fisher(self, problem, stepper.values())
-        faded = {name: self._faded(state, name in problem.trained) for name, state in problem.states.items()}
-        after = add_fishers(replace(problem, states=faded), stepper.matrices(), fishers, self.kronecker_sum)
+        after, _ = self.ended(problem, stepper, fishers)
         return Outcome(after, history)
+
+    def begun(self, problem: Problem) -> AdamStepper:
+        """What takes the steps of a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The stepper, at the start.
+        """
+        return AdamStepper(self, problem)
+
+    def ended(
+        self, problem: Problem, stepper: Stepper, fishers: Mapping[str, Fisher]
+    ) -> tuple[dict[str, State], dict[str, Tensor]]:
+        """What a task leaves, once its steps have been taken.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+            stepper: What has taken the steps.
+            fishers: The task's Fisher, by block.
+
+        Returns:
+            The Gaussians after it, and what to keep in memory besides.
+        """
+        assert isinstance(stepper, AdamStepper)
+        faded = {name: self._faded(state, name in problem.trained) for name, state in problem.states.items()}
+        return add_fishers(replace(problem, states=faded), stepper.matrices(), fishers, self.kronecker_sum), {}
 
     def _faded(self, state: State, trained: bool) -> State:
         return replace(state, precision=state.precision * self.decay) if trained else state

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
 
 from nclbayes.engines.base import Outcome, Problem
-from nclbayes.engines.curvature import add_fishers, task_fisher
-from nclbayes.engines.loop import run_loop
+from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
+from nclbayes.engines.loop import Stepper, run_loop
+from nclbayes.gaussians import State
 from nclbayes.kronecker import SumRule
 from nclbayes.methods.adam import AdamEngine, AdamStepper
 
@@ -25,6 +30,7 @@ class KFAC(AdamEngine):
         0.001
     """
 
+    can_stream: ClassVar[bool] = True
     kronecker_sum: SumRule | str = SumRule.ADDITIVE
 
     def run(self, problem: Problem) -> Outcome:
@@ -36,9 +42,36 @@ class KFAC(AdamEngine):
         Returns:
             The Gaussians after it. In memory, the root of Adam's second moment for each block.
         """
-        stepper = AdamStepper(self, problem)
+        stepper = self.begun(problem)
         history = run_loop(stepper, self, problem)
         fishers, _ = task_fisher(self, problem, stepper.values())
-        after = add_fishers(problem, stepper.matrices(), fishers, self.kronecker_sum)
-        memory = {f"adam/{name}": root for name, root in stepper.preconditioners().items()}
+        after, memory = self.ended(problem, stepper, fishers)
         return Outcome(after, history, memory=memory)
+
+    def begun(self, problem: Problem) -> AdamStepper:
+        """What takes the steps of a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The stepper, at the start.
+        """
+        return AdamStepper(self, problem)
+
+    def ended(
+        self, problem: Problem, stepper: Stepper, fishers: Mapping[str, Fisher]
+    ) -> tuple[dict[str, State], dict[str, Tensor]]:
+        """What a task leaves, once its steps have been taken.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+            stepper: What has taken the steps.
+            fishers: The task's Fisher, by block.
+
+        Returns:
+            The Gaussians after it, and what to keep in memory besides.
+        """
+        assert isinstance(stepper, AdamStepper)
+        after = add_fishers(problem, stepper.matrices(), fishers, self.kronecker_sum)
+        return after, {f"adam/{name}": root for name, root in stepper.preconditioners().items()}

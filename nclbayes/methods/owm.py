@@ -60,6 +60,7 @@ class OWM(TrustRegion):
     needs_activity: ClassVar[bool] = True
     can_stiffen: ClassVar[bool] = False
     can_fade: ClassVar[bool] = False
+    can_stream: ClassVar[bool] = False
     alpha: float = 1e-3
     prior_weight: float = 0.0
 

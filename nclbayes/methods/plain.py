@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from nclbayes.engines.base import Engine, Outcome, Problem
+from nclbayes.engines.curvature import Fisher
 from nclbayes.engines.likelihood import LogLikelihood
-from nclbayes.engines.loop import run_loop
+from nclbayes.engines.loop import Stepper, run_loop
 from nclbayes.gaussians import State
 
 
@@ -28,6 +29,7 @@ class PlainTraining(Engine):
     """
 
     needs_fisher: ClassVar[bool] = False
+    can_stream: ClassVar[bool] = True
     has_trust_region: ClassVar[bool] = False
     has_prior: ClassVar[bool] = False
     can_fade: ClassVar[bool] = False
@@ -41,12 +43,37 @@ class PlainTraining(Engine):
         Returns:
             The Gaussians with their means moved.
         """
-        stepper = PlainStepper(self.momentum, problem)
+        stepper = self.begun(problem)
         history = run_loop(stepper, self, problem)
-        after: dict[str, State] = {
-            name: replace(state, loc=stepper.theta[name]) for name, state in problem.states.items()
-        }
+        after, _ = self.ended(problem, stepper, {})
         return Outcome(after, history)
+
+    def begun(self, problem: Problem) -> PlainStepper:
+        """What takes the steps of a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The stepper, at the start.
+        """
+        return PlainStepper(self.momentum, problem)
+
+    def ended(
+        self, problem: Problem, stepper: Stepper, fishers: Mapping[str, Fisher]
+    ) -> tuple[dict[str, State], dict[str, Tensor]]:
+        """What a task leaves, once its steps have been taken.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+            stepper: What has taken the steps.
+            fishers: Nothing.
+
+        Returns:
+            The Gaussians after it, and what to keep in memory besides.
+        """
+        assert isinstance(stepper, PlainStepper)
+        return {name: replace(state, loc=stepper.theta[name]) for name, state in problem.states.items()}, {}
 
 
 class PlainStepper:

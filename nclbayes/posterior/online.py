@@ -171,12 +171,8 @@ class OnlinePosterior:
                 self._belief = belief
                 return report
 
-            return as_found(
-                self.model,
-                learn,
-                generators=(source, *own_generators(task)),
-                is_done=lambda: self._belief is not before,
-            )
+            sources = (source, *own_generators(task))
+            return as_found(self.model, learn, generators=sources, is_done=lambda: self._belief is not before)
 
     def _update(self, task: Task, **settings: Any) -> tuple[Belief, UpdateReport]:
         """What the posterior's belief becomes with a task; other kinds of posterior do it otherwise."""
@@ -219,11 +215,8 @@ class OnlinePosterior:
             generator = torch.Generator().manual_seed(0)
         # Draws of the posterior's own generator wait until an update in another thread is done with it.
         with nullcontext() if generator is not None else self._turn.taken():
-            source = self.generator if generator is None else generator
-            return as_found(
-                self.model,
-                lambda: predicted(self._belief, self.model, inputs, context, method, num_samples, source),
-            )
+            source, model = self.generator if generator is None else generator, self.model
+            return as_found(model, lambda: predicted(self._belief, model, inputs, context, method, num_samples, source))
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The posterior as a Pyro guide: one auxiliary site a block, then the block's sites.
@@ -245,10 +238,8 @@ class OnlinePosterior:
         Args:
             path: Where to.
         """
-        learner = {name: getattr(self, name) for name in self.learner_settings}
         with self._turn.taken():
-            saved = Saved(self._belief, self.engine, self.generator, self._initial, learner, type(self).__name__)
-            write_posterior(path, saved)
+            write_posterior(path, self._saved())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> OnlinePosterior:
@@ -265,7 +256,14 @@ class OnlinePosterior:
             FileError: If the file is damaged or foreign, of another kind of posterior, or of another model.
         """
         # Tensors that were made in inference mode could not be learnt from.
-        saved = as_found(None, lambda: read_posterior(path))
+        return cls._from(path, as_found(None, lambda: read_posterior(path)), model)
+
+    def _saved(self) -> Saved:
+        learner = {name: getattr(self, name) for name in self.learner_settings}
+        return Saved(self._belief, self.engine, self.generator, self._initial, learner, type(self).__name__)
+
+    @classmethod
+    def _from(cls, path: str | os.PathLike[str], saved: Saved, model: Model) -> OnlinePosterior:
         if saved.kind not in ("", cls.__name__):
             raise FileError(f"'{path}' was written by {saved.kind}, not {cls.__name__}: use {saved.kind}.load.")
         with refused(path, "a posterior of nclbayes"):
@@ -276,7 +274,7 @@ class OnlinePosterior:
             posterior._check_memory()
         check_model(path, model, saved.belief)
         for notice in saved.notices:
-            warnings.warn(notice, stacklevel=2)
+            warnings.warn(notice, stacklevel=3)
         return posterior
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:

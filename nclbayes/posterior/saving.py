@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from nclbayes.errors import FileError, NCLError, SettingError
 from nclbayes.gaussians import SavedState, ShardedState
 from nclbayes.posterior.belief import Belief
 from nclbayes.ranks import ALONE, transaction
-from nclbayes.storage import Form, Misfit, SealedFile, fitted, open_sealed, write_file
+from nclbayes.storage import Form, Misfit, fitted, open_sealed, write_file
 from nclbayes.storage.generators import set_state
 from nclbayes.watch.run import Model
 
@@ -66,6 +66,25 @@ class _Settings:
     structure: list[list[str]] = field(default_factory=list)
 
 
+class Content(Protocol):
+    """A sealed file, or a part of one."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it holds besides tensors, as plain values."""
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """The tensors' dtypes and shapes."""
+
+    @property
+    def version(self) -> int:
+        """Its format."""
+
+    def read(self) -> dict[str, Tensor]:
+        """The tensors."""
+
+
 def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
     """Write a posterior to a file.
 
@@ -73,27 +92,32 @@ def write_posterior(path: str | os.PathLike[str], saved: Saved) -> None:
         path: Where to.
         saved: What to write.
     """
-    belief, ranks = saved.belief, ALONE
+    sharded = [state for state in saved.belief.states.values() if isinstance(state, ShardedState)]
+    ranks = sharded[0].ranks if sharded else ALONE
+    tensors, settings = content_of(saved)
+    with transaction(ranks, f"Saving the posterior in '{path}'"):
+        if ranks.is_first:
+            write_file(path, "posterior", tensors, settings)
+
+
+def content_of(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a file holds of a posterior.
+
+    Args:
+        saved: The posterior. Where ranks have factors together, all of them must ask, and the first has all tensors.
+
+    Returns:
+        Tensors by name, and settings as plain values.
+    """
+    belief, engine = saved.belief, saved.engine
     tensors = {f"/memory/{name}": tensor for name, tensor in belief.memory.items()}
     tensors |= {f"/initial/{site}": value for site, value in (saved.initial or {}).items()}
     described = {}
     for name, state in belief.states.items():
         parts = state.saved()
         described[name] = {**state.settings(), "tensors": sorted(parts)}
-        if isinstance(state, ShardedState):
-            ranks = state.ranks
-        # Where ranks have the factors together, the first one writes, and the others keep nothing for it.
-        if ranks.is_first:
+        if not isinstance(state, ShardedState) or state.ranks.is_first:
             tensors |= {f"{name}/{part}": tensor for part, tensor in parts.items()}
-    with transaction(ranks, f"Saving the posterior in '{path}'"):
-        if ranks.is_first:
-            _write(path, saved, tensors, described)
-
-
-def _write(
-    path: str | os.PathLike[str], saved: Saved, tensors: dict[str, Tensor], described: Mapping[str, Any]
-) -> None:
-    belief, engine = saved.belief, saved.engine
     settings = {
         "blocks": described,
         "memory": sorted(belief.memory),
@@ -110,7 +134,7 @@ def _write(
         "likelihood_weight": belief.likelihood_weight,
         "structure": [[pattern, *map(str, sides)] for pattern, sides in belief.structures.patterns],
     }
-    write_file(path, "posterior", tensors | {"generator": saved.generator.get_state()}, settings)
+    return tensors | {"generator": saved.generator.get_state()}, settings
 
 
 def read_posterior(path: str | os.PathLike[str]) -> Saved:
@@ -127,21 +151,37 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
             known.
     """
     with open_sealed(path, "posterior") as file:
-        settings: _Settings = fitted(_Settings, _with_evidence(file))
-        _check_names(settings, file.forms)
-        engine = engine_from(settings.engine)
-        likelihood_weight, structures = _first_weight(settings, engine), _structures(settings)
-        tensors = file.read()
-        # What a block is made of is let go of with it: a file's triangles are half of its factors.
-        states = {
-            name: block.state({part: tensors.pop(f"{name}/{part}") for part in block.tensors})
-            for name, block in settings.blocks.items()
-        }
-        initial = None
-        if settings.initial is not None:
-            initial = {site: tensors[f"/initial/{site}"] for site in settings.initial}
-            _check_initial(initial, settings.blocks)
-        generator = _generator(settings.generator, tensors["generator"])
+        return saved_from(path, file)
+
+
+def saved_from(path: str | os.PathLike[str], file: Content) -> Saved:
+    """What :func:`content_of` gave.
+
+    Args:
+        path: Where the file is, for messages.
+        file: The file, or the part of it that is a posterior.
+
+    Returns:
+        The same, on the CPU.
+
+    Raises:
+        Misfit: If it is what no posterior can be, or of an engine that is not known.
+    """
+    settings: _Settings = fitted(_Settings, _with_evidence(file))
+    _check_names(settings, file.forms)
+    engine = engine_from(settings.engine)
+    likelihood_weight, structures = _first_weight(settings, engine), _structures(settings)
+    tensors = file.read()
+    # What a block is made of is let go of with it: a file's triangles are half of its factors.
+    states = {
+        name: block.state({part: tensors.pop(f"{name}/{part}") for part in block.tensors})
+        for name, block in settings.blocks.items()
+    }
+    initial = None
+    if settings.initial is not None:
+        initial = {site: tensors[f"/initial/{site}"] for site in settings.initial}
+        _check_initial(initial, settings.blocks)
+    generator = _generator(settings.generator, tensors["generator"])
     notices = []
     if generator.device.type != settings.generator:
         notices.append(
@@ -166,7 +206,7 @@ def read_posterior(path: str | os.PathLike[str]) -> Saved:
     return Saved(belief, engine, generator, initial, settings.learner, settings.kind, tuple(notices))
 
 
-def _with_evidence(file: SealedFile) -> dict[str, Any]:
+def _with_evidence(file: Content) -> dict[str, Any]:
     """A file's settings; an evidence that is no number, which updates left when files had format 1, counts as none."""
     evidence = file.settings.get("log_evidence")
     is_none = file.version == 1 and isinstance(evidence, float) and not math.isfinite(evidence)

@@ -179,7 +179,7 @@ def updated(
                 snapshots.clear()
             for source, state in streams:
                 source.set_state(state)
-    _check_outcome(outcome, task.name, settled)
+    check_outcome(outcome, task.name, settled)
     if snapshots is not None and ranks.is_first:
         # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
         snapshots.clear()
@@ -249,7 +249,19 @@ def _report(
     )
 
 
-def _check_outcome(outcome: Outcome, task: str, engine: Engine) -> None:
+def check_outcome(outcome: Outcome, task: str, engine: Engine) -> None:
+    """Refuse Gaussians that are none.
+
+    Args:
+        outcome: What the engine made of the task.
+        task: The task's name.
+        engine: The engine.
+
+    Raises:
+        ModelError: If there are none.
+        NonFiniteError: If a number is NaN or infinite.
+        PriorError: If a precision is lost in rounding.
+    """
     if not outcome.states:
         raise ModelError(
             f"Task '{task}' was gone through, and left no Gaussian of any weight: its likelihood depends on none of "

@@ -1,0 +1,330 @@
+"""A stream finds its changes, learns as within tasks, and survives whatever is done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyro import distributions as dist
+from torch import Tensor, nn
+
+import nclbayes as ncl
+from nclbayes.errors import DataError, FileError, NCLError, NonFiniteError, SettingError
+from nclbayes.methods import EWC, KFAC, OWM, DiagonalNCL, PlainTraining, ReplayLearner
+from nclbayes.stream import Changed, Consolidated, Opened, Reason
+from nclbayes.tasks import split_digits
+from nclbayes.tasks.streams import hard
+from tests.stream.data import Batch, changes, draws, model, stream
+
+ENGINES = [
+    ncl.LaplaceNCL(),
+    ncl.LaplaceNCL(steps_by="adam", retention=0.9),
+    ncl.VariationalNCL(),
+    DiagonalNCL(),
+    EWC(lr=0.003),
+    KFAC(lr=0.003),
+    PlainTraining(),
+]
+
+
+def content(found: ncl.Stream, path: Path) -> bytes:
+    found.save(path)
+    return path.read_bytes()
+
+
+def observed(found: ncl.Stream, batches: list[Batch]) -> ncl.Stream:
+    for batch in batches:
+        found.observe(*batch)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["normal", "poisson", "bernoulli", "categorical"])
+def test_a_change_is_found_whatever_the_outputs(kind: str) -> None:
+    found = observed(stream(kind), draws(kind, 0, 120) + draws(kind, 1, 60))
+    (change,) = changes(found)
+    assert 119 <= change.first <= 125
+    assert change.batch - change.first < 8
+    assert change.odds >= 10_000
+    assert change.score < change.expected
+    opened, ended, _, again = (e for e in found.events)
+    assert [type(e) for e in (opened, ended, again)] == [Opened, Changed, Opened]
+    assert found.posterior.tasks == ("segment 1",)
+
+
+def test_split_digits_are_found_and_kept() -> None:
+    """Not told where tasks end, and as good as if it had been: as the batches are held, it ends in the same weights."""
+    tasks = split_digits("domain")[:3]
+    batches = list(hard(tasks, batches=100, batch_size=16))
+    ends = []
+    for is_told in (True, False):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 2))
+        posterior = ncl.OnlinePosterior(
+            ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0)), ncl.LaplaceNCL()
+        )
+        every = None if is_told else 10_000.0
+        found = ncl.Stream(posterior, segment_size=1600, false_alarm_every=every)
+        for i, item in enumerate(batches):
+            if is_told and i in (100, 200):
+                found.consolidate()
+            found.observe(*item.batch)
+        ends.append(found)
+    told, itself = ends
+    assert [change.first for change in changes(itself)] == [101, 201]
+    assert all(change.batch - change.first <= 4 for change in changes(itself))
+    for site, value in told.present().mean().items():
+        assert torch.equal(value, itself.present().mean()[site])
+    now = itself.present()
+    right = [float((now.predict(t.test[0]).probs.argmax(-1) == t.test[1]).float().mean()) for t in tasks]
+    assert min(right) > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["normal", "poisson", "categorical"])
+def test_a_stream_that_does_not_change_has_no_boundary(kind: str) -> None:
+    assert changes(observed(stream(kind), draws(kind, 0, 3000))) == []
+
+
+@pytest.mark.parametrize("kind", ["poisson", "categorical"])
+def test_a_short_stream_that_does_not_change_has_no_boundary(kind: str) -> None:
+    found = observed(stream(kind), draws(kind, 0, 400))
+    assert changes(found) == []
+    assert [type(event) for event in found.events] == [Opened]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+def test_a_restart_at_any_moment_changes_nothing(engine: Any, tmp_path: Path) -> None:
+    """Across a change, with batches that are held, and while the first segment has learnt a single batch."""
+    batches = draws("categorical", 0, 45) + draws("categorical", 1, 30)
+    settings = {"segment_size": 500, "false_alarm_every": 200.0}
+    whole = observed(stream("categorical", engine, **settings), batches)
+    parts, held = stream("categorical", engine, **settings), 0
+    for i, batch in enumerate(batches):
+        if i in (0, 1, 20) or 44 <= i <= 56:
+            parts.save(tmp_path / "part")
+            parts = ncl.Stream.load(tmp_path / "part", model("categorical"))
+            held = max(held, parts.held)
+        parts.observe(*batch)
+    assert content(whole, tmp_path / "a") == content(parts, tmp_path / "b")
+    assert whole.events == parts.events
+    if not isinstance(engine, KFAC):
+        assert held
+        assert changes(whole)
+
+
+def test_a_restart_may_come_before_any_batch_and_after_a_segment(tmp_path: Path) -> None:
+    found = stream("categorical")
+    for count in (0, 3):
+        observed(found, draws("categorical", 0, count))
+        found.consolidate()
+        again = ncl.Stream.load(_saved(found, tmp_path), model("categorical"))
+        assert again.events == found.events
+        assert content(again, tmp_path / "a") == content(found, tmp_path / "b")
+
+
+def _saved(found: ncl.Stream, folder: Path) -> Path:
+    found.save(folder / "stream")
+    return folder / "stream"
+
+
+def test_a_file_that_is_no_stream_is_refused(tmp_path: Path) -> None:
+    found = observed(stream("categorical"), draws("categorical", 0, 5))
+    found.consolidate()
+    path = tmp_path / "posterior"
+    found.posterior.save(path)
+    with pytest.raises(FileError, match="holds a posterior, not a stream"):
+        ncl.Stream.load(path, model("categorical"))
+    damaged = bytearray(_saved(found, tmp_path).read_bytes())
+    damaged[-10] ^= 1
+    (tmp_path / "damaged").write_bytes(damaged)
+    with pytest.raises(FileError, match="damaged"):
+        ncl.Stream.load(tmp_path / "damaged", model("categorical"))
+
+
+def nan_input(x: Tensor, y: Tensor) -> Batch:
+    return x.index_fill(0, torch.tensor([3]), torch.nan), y
+
+
+ODD: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[NCLError]]] = {
+    "NaN": (nan_input, NonFiniteError),
+    "another shape": (lambda x, y: (x[:, :3], y), DataError),
+    "labels out of range": (lambda x, y: (x, y + 5), DataError),
+    "negative labels": (lambda x, y: (x, y - 5), DataError),
+    "different lengths": (lambda x, y: (x, y[:-1]), DataError),
+    "nothing": (lambda x, y: (x[:0], y[:0]), DataError),
+    "an array": (lambda x, y: (x.numpy(), y), DataError),
+    "numbers too large": (lambda x, y: (x * 1e38, y), NonFiniteError),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL(), ncl.VariationalNCL(), EWC()], ids=lambda e: type(e).__name__)
+def test_what_is_refused_leaves_the_stream_as_it_was(odd: str, engine: Any, tmp_path: Path) -> None:
+    change, error = ODD[odd]
+    found = stream("categorical", engine)
+    with pytest.raises(error):
+        found.observe(*change(*draws("categorical", 0, 1)[0]))
+    assert found.batches == 0
+    assert found.events == ()
+    observed(found, draws("categorical", 0, 30))
+    before = content(found, tmp_path / "a")
+    with pytest.raises(error):
+        found.observe(*change(*draws("categorical", 0, 1)[0]))
+    assert content(found, tmp_path / "b") == before
+    observed(found, draws("categorical", 0, 2))
+
+
+def test_an_interrupt_in_the_midst_leaves_the_stream_as_it_was(tmp_path: Path) -> None:
+    """At every call of the network: of the score, of the step, of the Fisher."""
+    found = observed(stream("categorical", fisher_every=1), draws("categorical", 0, 10))
+    before, network = content(found, tmp_path / "a"), found.posterior.model.network
+    batch, calls = draws("categorical", 3, 1)[0], 0
+    while True:
+        left = calls
+
+        def stop(*_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+
+        handle = network.register_forward_pre_hook(stop)
+        try:
+            found.observe(*batch)
+            break
+        except KeyboardInterrupt:
+            assert content(found, tmp_path / "b") == before
+        finally:
+            handle.remove()
+        calls += 1
+    assert calls >= 3
+
+
+def test_memory_does_not_grow(tmp_path: Path) -> None:
+    found = stream("categorical", false_alarm_every=100.0, longest=400, segment_size=400)
+    sizes = []
+    for k in range(4):
+        observed(found, draws("categorical", k % 2, 600, size=4))
+        sizes.append(len(content(found, tmp_path / "stream")))
+        assert found.held < 8
+        assert len(found.events) <= 1000
+        assert len(found.judged) <= 2000
+    assert sizes[3] <= sizes[2] * 1.1 + 20_000
+
+
+def test_a_window_of_one_holds_nothing_back() -> None:
+    found = stream("categorical", window=1)
+    for batch in draws("categorical", 0, 120) + draws("categorical", 1, 40):
+        found.observe(*batch)
+        assert found.held == 0
+    (change,) = changes(found)
+    assert change.first == change.batch
+    assert 121 <= change.first <= 126
+
+
+def test_what_is_held_is_a_copy() -> None:
+    one, other = stream("categorical"), stream("categorical")
+    x, y = torch.empty(16, 5), torch.empty(16, dtype=torch.int64)
+    for batch in draws("categorical", 0, 100) + draws("categorical", 1, 20):
+        one.observe(*batch)
+        x.copy_(batch[0])
+        y.copy_(batch[1])
+        other.observe(x, y)
+    assert changes(one)
+    for site, value in one.present().mean().items():
+        assert torch.equal(value, other.present().mean()[site])
+
+
+def test_a_segment_ends_where_it_is_asked_to_and_where_it_is_long() -> None:
+    found = observed(stream("categorical", longest=160), draws("categorical", 0, 25))
+    found.consolidate()
+    assert found.consolidate() == ()
+    ends = [event for event in found.events if isinstance(event, Consolidated)]
+    expected = [(10, 10, 160, Reason.LENGTH), (20, 10, 160, Reason.LENGTH), (25, 5, 80, Reason.ASKED)]
+    assert [(e.batch, e.batches, e.examples, e.reason) for e in ends] == expected
+    assert found.posterior.tasks == ("segment 1", "segment 2", "segment 3")
+
+
+def test_to_look_changes_nothing(tmp_path: Path) -> None:
+    found = stream("categorical")
+    with pytest.raises(ncl.errors.ModelError, match="nothing to predict from"):
+        found.predict(torch.randn(2, 5))
+    observed(found, draws("categorical", 0, 40))
+    before = content(found, tmp_path / "a")
+    x = draws("categorical", 0, 1)[0][0]
+    torch.testing.assert_close(found.predict(x).probs, found.present().predict(x).probs)
+    found.predict(x, num_samples=5)
+    assert found.predict(x).probs.requires_grad is False
+    assert content(found, tmp_path / "b") == before
+    assert found.posterior.tasks == ()
+
+
+def test_what_a_segment_leaves_is_what_a_task_would() -> None:
+    """Of a linear Gaussian model the Fisher is the same at all weights: the exact posterior's precision."""
+    g = torch.Generator().manual_seed(0)
+    linear = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
+    engine = ncl.LaplaceNCL(lr=0.05, fisher="exact", likelihood_weight=1.0, kronecker_sum="kl")
+    found = ncl.Stream(ncl.OnlinePosterior(linear, engine), segment_size=3200, fisher_every=1)
+    z = []
+    for _ in range(200):
+        x = torch.randn(16, 3, generator=g)
+        found.observe(x, x.sum(-1, keepdim=True) + 0.5 * torch.randn(16, 1, generator=g))
+        z.append(nn.functional.pad(x.double(), (0, 1), value=1.0))
+    found.consolidate()
+    (state,) = found.posterior.blocks.values()
+    rows = torch.cat(z)
+    expected = torch.eye(4, dtype=torch.float64) / 4 + rows.T @ rows / 0.25
+    precision = torch.kron(state.precision.input, state.precision.output)
+    torch.testing.assert_close(precision, expected, rtol=0.1, atol=0.05 * float(expected.max()))
+    torch.testing.assert_close(state.loc.flatten(), torch.tensor([1.0, 1.0, 1.0, 0.0]), rtol=0.0, atol=0.08)
+
+
+def test_mappings_are_batches_too(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 2)
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.layer(features)
+
+    def new() -> ncl.BayesianNetwork:
+        torch.manual_seed(0)
+        return ncl.BayesianNetwork(Named(), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+
+    found = ncl.Stream(ncl.OnlinePosterior(new(), ncl.LaplaceNCL()), false_alarm_every=100.0)
+    for x, y in draws("categorical", 0, 60) + draws("categorical", 1, 30):
+        found.observe({"features": x}, y)
+        if found.held:
+            found.save(tmp_path / "held")
+            found = ncl.Stream.load(tmp_path / "held", new())
+    assert changes(found)
+
+
+def test_settings_and_posteriors_that_cannot_be_are_refused() -> None:
+    posterior = ncl.OnlinePosterior(model("categorical"), ncl.LaplaceNCL())
+    for name, value in (("window", 0), ("segment_size", 0.5), ("false_alarm_every", 3), ("longest", 0)):
+        with pytest.raises(SettingError, match=name):
+            ncl.Stream(posterior, **{name: value})
+    with pytest.raises(SettingError, match="settings of a stream are segment_size"):
+        ncl.Stream(posterior, speed=3)
+    with pytest.raises(SettingError, match="needs an OnlinePosterior"):
+        ncl.Stream("posterior")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=r"OWM learns whole tasks only. Of a stream can learn: .*LaplaceNCL"):
+        ncl.Stream(ncl.OnlinePosterior(model("categorical"), OWM()))
+    with pytest.raises(SettingError, match="schedule"):
+        ncl.Stream(ncl.OnlinePosterior(model("categorical"), ncl.LaplaceNCL(schedule=lambda done: 1.0)))
+    with pytest.raises(SettingError, match="ReplayLearner"):
+        ncl.Stream(ReplayLearner(model("categorical"), PlainTraining()))
+
+
+def test_a_posterior_that_learns_elsewhere_is_noticed() -> None:
+    found = observed(stream("categorical"), draws("categorical", 0, 3))
+    x, y = draws("categorical", 0, 1)[0]
+    found.posterior.update(ncl.Task((x, y), name="other"), engine=replace(ncl.LaplaceNCL(), steps=2), progress=False)
+    with pytest.raises(SettingError, match="make a new stream"):
+        found.observe(x, y)
