@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["nclbayes", "pytest"])
+
+
+def heed_interrupts() -> None:
+    """In a process to be: let Ctrl-C interrupt it, also where a shell has started the tests in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_apart(function: Callable[..., object], *arguments: Any) -> int:

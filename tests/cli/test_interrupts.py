@@ -15,6 +15,7 @@ pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+from tests.processes import heed_interrupts
 from tests.tasks.fakes import write_cifar10
 
 GOES_ON = "nclbayes: interrupted. The same command goes on from here."
@@ -29,7 +30,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=heed_interrupts,
     )
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from nclbayes.experiments import RunConfig, compare
 from nclbayes.experiments.comparison import ComparisonError
 from nclbayes.experiments.elsewhere import Failure, _run_here
 from nclbayes.storage.locking import sole_use
+from tests.processes import heed_interrupts
 from tests.workers.clusters import cluster, wait_until
 
 pytest.importorskip("joblib")
@@ -82,6 +84,10 @@ def test_a_run_whose_worker_is_killed_goes_on_from_its_snapshot_in_another(
     assert untimed(records) == whole
 
 
+def started(given: list[str], **how: Any) -> subprocess.Popen[Any]:
+    return subprocess.Popen([sys.executable, "-m", "nclbayes", *given], preexec_fn=heed_interrupts, **how)
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_the_runs_on_a_cluster_and_the_same_command_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
@@ -89,7 +95,7 @@ def test_ctrl_c_stops_the_runs_on_a_cluster_and_the_same_command_goes_on(tmp_pat
     command = ["compare", "split-digits", "--methods", ",".join(METHODS), "--tasks", "1", "--out", str(out), "--quiet"]
     with cluster(tmp_path) as found:
         given = [*command, "--steps", "20000", "--cluster", found.address]
-        process = subprocess.Popen([sys.executable, "-m", "nclbayes", *given], stderr=subprocess.PIPE, text=True)
+        process = started(given, stderr=subprocess.PIPE, text=True)
         folders = [out / method / "seed-0" for method in METHODS]
         wait_until(lambda: all((folder / "update.ckpt").exists() for folder in folders))
         process.send_signal(signal.SIGINT)
@@ -107,7 +113,7 @@ def test_ctrl_c_stops_the_runs_on_a_cluster_and_the_same_command_goes_on(tmp_pat
 @pytest.mark.parametrize("command", ["compare split-digits --methods none,si", "tune split-digits --method owm"])
 def test_ctrl_c_leaves_no_process_behind(command: str, tmp_path: Path) -> None:
     given = [*command.split(), "--steps", "20000", "--jobs", "2", "--quiet", "--out", str(tmp_path / "out")]
-    process = subprocess.Popen([sys.executable, "-m", "nclbayes", *given], start_new_session=True)
+    process = started(given, start_new_session=True)
     begun = "update.ckpt" if command.startswith("compare") else "trials.log"
     wait_until(lambda: list(tmp_path.rglob(begun)))
     os.killpg(process.pid, signal.SIGINT)
