@@ -43,6 +43,17 @@ class AdamEngine(Engine):
         """Lambda in Adam's second moment; the same as in the first, unless a method decouples them."""
         return self.prior_weight
 
+    def begun(self, problem: Problem) -> AdamStepper:
+        """What takes the steps of a task.
+
+        Args:
+            problem: The task, and the Gaussians before it.
+
+        Returns:
+            The stepper, at the start.
+        """
+        return AdamStepper(self, problem)
+
 
 class AdamStepper:
     """Adam on the mean loss plus the penalty.

@@ -48,17 +48,6 @@ class KFAC(AdamEngine):
         after, memory = self.ended(problem, stepper, fishers)
         return Outcome(after, history, memory=memory)
 
-    def begun(self, problem: Problem) -> AdamStepper:
-        """What takes the steps of a task.
-
-        Args:
-            problem: The task, and the Gaussians before it.
-
-        Returns:
-            The stepper, at the start.
-        """
-        return AdamStepper(self, problem)
-
     def ended(
         self, problem: Problem, stepper: Stepper, fishers: Mapping[str, Fisher]
     ) -> tuple[dict[str, State], dict[str, Tensor]]:
