@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from nclbayes.fisher.panels import columns_at, diagonal, mirrored, numbers, packed, panels
 from nclbayes.kronecker import BlockDiagonal
 from nclbayes.storage import under
 
 # Rows are gathered up to this number before they are multiplied: fewer, longer products are faster.
 _ROWS = 2048
-# A symmetric product is computed in panels of so many columns, each from the diagonal down.
-_PANEL = 96
 # After so many rows the sum in their own precision is moved to float64.
 _CARRIED = 16_384
 # Rows this narrow are multiplied in float64 from the start: it costs nothing, and libraries that multiply wide rows in
@@ -33,14 +32,15 @@ class GramSum:
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         *stack, k = shape
+        self._width = k
         dtype = torch.float64 if k <= _NARROW else dtype
         # Products are faster on rows that start at multiples of 64 bytes: lay them out a little longer than k.
-        width = -(-k // 16) * 16
-        self._rows = torch.empty(*stack, _ROWS, width, dtype=dtype, device=device)[..., :k]
+        length = -(-k // 16) * 16
+        self._rows = torch.empty(*stack, _ROWS, length, dtype=dtype, device=device)[..., :k]
         # What each row counts in the plain sum of rows; None while none has been added to it.
         self._parts: Tensor | None = None
-        self._partial = torch.zeros(*shape, k, dtype=dtype, device=device)
-        self._full_panels = list(_panels(self._partial, self._rows))
+        # The sum in the rows' own precision, as the panels of its lower triangle, and the one in float64.
+        self._partial = torch.zeros(*stack, numbers(k), dtype=dtype, device=device)
         self._total: Tensor | None = None
         self._row_sum = torch.zeros(shape, dtype=torch.float64, device=device)
         self._held = 0
@@ -86,10 +86,10 @@ class GramSum:
         """
         self.multiply()
         lower = self._partial if self._total is None else self._carry()
-        whole = _mirrored(lower, factor)
+        whole = mirrored(lower, self._width, factor)
         # Squares so small that they, or products with them, may have underflowed: gone, with their row and column.
         limits = torch.finfo(self._partial.dtype)
-        kept = lower.diagonal(dim1=-2, dim2=-1) >= limits.tiny / limits.eps
+        kept = diagonal(lower, self._width) >= limits.tiny / limits.eps
         if not bool(kept.all()):
             whole *= kept.unsqueeze(-1) & kept.unsqueeze(-2)
         return whole
@@ -120,17 +120,18 @@ class GramSum:
         """
         self._held, self._summed = (int(c) for c in tensors["counts"])
         self._rows[..., : self._held, :] = tensors["rows"]
-        self._partial.copy_(tensors["partial"])
+        self._partial.copy_(self._panels_of(tensors["partial"]))
         self._row_sum.copy_(tensors["row_sum"])
         if "parts" in tensors:
             self._weights_of_rows()[: self._held] = tensors["parts"]
         if "total" in tensors:
-            self._total = tensors["total"].to(self._partial.device, copy=True)
+            self._total = self._panels_of(tensors["total"]).to(self._partial.device, copy=True)
 
     def totals(self) -> dict[str, Tensor]:
         """What was summed, each number once, in the precision that it was summed in: such totals may be added up."""
         self.multiply()
-        return {"panels": _packed(self._partial, self._total), "row_sum": self._row_sum.clone()}
+        panels = self._partial.clone() if self._total is None else self._total + self._partial
+        return {"panels": panels, "row_sum": self._row_sum.clone()}
 
     def take(self, totals: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`totals` gave, or a sum of such, in place of what was summed.
@@ -140,11 +141,9 @@ class GramSum:
         """
         panels = totals["panels"]
         if panels.dtype == self._partial.dtype:
-            self._total = None
-            _unpack(panels, self._partial)
+            self._partial, self._total = panels, None
         else:
-            self._total = torch.zeros_like(self._partial, dtype=panels.dtype)
-            _unpack(panels, self._total)
+            self._partial, self._total = torch.zeros_like(self._partial), panels
         self._row_sum.copy_(totals["row_sum"])
 
     def is_finite(self) -> bool:
@@ -156,17 +155,21 @@ class GramSum:
         if self._held == 0:
             return
         rows = self._rows[..., : self._held, :]
-        panels = self._full_panels if self._held == _ROWS else _panels(self._partial, rows)
-        for panel, left, right in panels:
+        for i, panel in panels(self._partial, self._width):
+            left, right = rows[..., i:].mT, columns_at(rows, i)
             panel.addmm_(left, right) if rows.ndim == 2 else panel.baddbmm_(left, right)
         if self._parts is not None:
             self._row_sum += rows.mT @ self._parts[: self._held]
             self._parts.zero_()
-        self._finite = self._finite and math.isfinite(float(self._partial.diagonal(dim1=-2, dim2=-1).sum()))
+        self._finite = self._finite and math.isfinite(float(diagonal(self._partial, self._width).sum()))
         self._summed += self._held
         self._held = 0
         if self._summed >= _CARRIED:
             self._carry()
+
+    def _panels_of(self, held: Tensor) -> Tensor:
+        # Files of earlier releases hold whole squares.
+        return packed(held) if held.ndim > self._partial.ndim else held
 
     def _weights_of_rows(self) -> Tensor:
         if self._parts is None:
@@ -340,53 +343,3 @@ def rounding(width: int, rows: float, dtype: torch.dtype) -> float:
         ``eps sqrt(k max(k, R))``, R no more than are summed before they are carried to float64.
     """
     return torch.finfo(dtype).eps * math.sqrt(width * max(width, min(rows, _CARRIED + _ROWS)))
-
-
-def _panels(total: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Views of a sum's lower triangle in panels, with the two matrices whose product adds to each."""
-    for i in range(0, rows.shape[-1], _PANEL):
-        yield total[..., i:, i : i + _PANEL], rows[..., i:].mT, rows[..., i : i + _PANEL]
-
-
-def _mirrored(lower: Tensor, factor: float) -> Tensor:
-    """The symmetric matrix that has a lower triangle, times a number; in float64."""
-    whole = torch.empty(lower.shape, dtype=torch.float64, device=lower.device)
-    for i in range(0, lower.shape[-1], _PANEL):
-        panel = lower[..., i:, i : i + _PANEL].double() * factor
-        corner = panel[..., : panel.shape[-1], :].tril()
-        whole[..., i:, i : i + _PANEL] = panel
-        whole[..., i : i + _PANEL, i:] = panel.mT
-        # Exact: off the diagonal one of the two is zero.
-        whole[..., i : i + _PANEL, i : i + _PANEL] = corner + corner.tril(-1).mT
-    return whole
-
-
-def _packed(lower: Tensor, more: Tensor | None) -> Tensor:
-    """The panels of a lower triangle, or of the sum of two, one after the other, [..., numbers]."""
-    *stack, k, _ = lower.shape
-    packed = (lower if more is None else more).new_empty(*stack, _numbers(k))
-    for i, piece in zip(range(0, k, _PANEL), _pieces(packed, k), strict=True):
-        panel = (..., slice(i, None), slice(i, i + _PANEL))
-        piece.copy_(lower[panel]) if more is None else torch.add(lower[panel], more[panel], out=piece)
-    return packed
-
-
-def _unpack(packed: Tensor, lower: Tensor) -> None:
-    """Set a lower triangle to such panels."""
-    k = lower.shape[-1]
-    for i, piece in zip(range(0, k, _PANEL), _pieces(packed, k), strict=True):
-        lower[..., i:, i : i + _PANEL] = piece
-
-
-def _pieces(packed: Tensor, k: int) -> Iterator[Tensor]:
-    """Views of the panels, [..., rows, columns] each."""
-    start = 0
-    for i in range(0, k, _PANEL):
-        rows, columns = k - i, min(_PANEL, k - i)
-        yield packed[..., start : start + rows * columns].unflatten(-1, (rows, columns))
-        start += rows * columns
-
-
-def _numbers(k: int) -> int:
-    """How many numbers the panels of a triangle have."""
-    return sum((k - i) * min(_PANEL, k - i) for i in range(0, k, _PANEL))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nclbayes.fisher.gram import GramSum, rounding
+from nclbayes.fisher.panels import panels
 
 
 def gram_sum(rows: torch.Tensor) -> GramSum:
@@ -50,6 +51,29 @@ def test_sums_of_shares_add_up_to_that_of_all(shape):
     k = shape[-1]
     numbers = shares[0]["panels"].shape[-1]
     assert k * (k + 1) // 2 <= numbers <= k * (k + 96) // 2
+
+
+@pytest.mark.parametrize("shape", [(300, 5), (40_000, 200), (2, 1500, 97)])
+def test_sums_that_were_kept_as_whole_squares_are_gone_on_with(shape):
+    """As files of earlier releases hold them."""
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    total = gram_sum(rows)
+    total.add(rows)
+    total.multiply()
+    now = total.tensors()
+    width, before = shape[-1], dict(now)
+    for name in {"partial", "total"} & now.keys():
+        # What was above the diagonal was never looked at.
+        square = torch.full((*now[name].shape[:-1], width, width), torch.nan, dtype=now[name].dtype)
+        for i, panel in panels(now[name], width):
+            square[..., i:, i : i + panel.shape[-1]] = panel
+        before[name] = square
+    again = gram_sum(rows)
+    again.restore(before)
+    assert torch.equal(again.value(), total.value())
+    for each in (total, again):
+        each.add(rows)
+    assert torch.equal(again.value(), total.value())
 
 
 def test_products_that_underflow_leave_no_indefinite_matrix():
