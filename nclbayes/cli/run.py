@@ -35,7 +35,7 @@ from nclbayes.cli.report import by_label, show, write_page
 from nclbayes.errors import SettingError
 from nclbayes.experiments.comparison import ComparisonError
 from nclbayes.experiments.comparison import compare as compare_runs
-from nclbayes.experiments.config import RunConfig
+from nclbayes.experiments.config import STREAMS, RunConfig
 from nclbayes.experiments.runs import run as run_one
 from nclbayes.experiments.setups import SETUPS, find_setup
 from nclbayes.experiments.tuning import Tuned
@@ -74,6 +74,12 @@ def run(
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Learn the tasks in an order that the seed decides.")
     ] = False,
+    stream: Annotated[
+        str | None, typer.Option(help=f"The tasks come as a stream, batch after batch: {', '.join(STREAMS)}.")
+    ] = None,
+    boundaries: Annotated[
+        str | None, typer.Option(help="Where its segments end: found, told, none, or after so many batches.")
+    ] = None,
     device: Device = "auto",
     quick: Quick = False,
     quiet: Quiet = False,
@@ -89,12 +95,15 @@ def run(
     else:
         if set is None:
             raise SettingError(f"Name a task set ({_SETS}), or pass --config.")
-        given = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples, "units": units}
-        given |= {"keep_each": keep_each, "shuffle": shuffle, "paper": paper}
+        given: dict[str, Any] = {"quick": quick, "size": size, "tasks": tasks, "num_samples": num_samples}
+        given |= {"units": units, "keep_each": keep_each, "shuffle": shuffle, "paper": paper}
+        given |= {"stream": stream or "", "boundaries": boundaries or ""}
         settings = read_settings(option, steps)
         chosen = _config(set, method, scenario, seed, tuned, settings, prior_scale, read_device(device), given)
         _refuse_unused(tuned, [chosen])
-        out = Path("runs") / f"{chosen.set}-{chosen.scenario or 'run'}-{method}-{seed}" if out is None else out
+        parts = (chosen.set, chosen.scenario, chosen.stream, chosen.boundaries)
+        place = "-".join((*filter(None, parts), *(() if any(parts[1:]) else ("run",)), method, str(seed)))
+        out = Path("runs") / place if out is None else out
     with interruptible(), launched(chosen.device):
         record = run_one(chosen, out, progress=False if quiet else None, say=sayer(quiet or as_json))
         is_first = present().is_first

@@ -19,6 +19,9 @@ from nclbayes.storage import read_document, refused, write_document
 # Before format 2 every prior was a normal one, and every engine's defaults were the paper's.
 _FORMAT = 2
 
+STREAMS = ("hard", "blurred", "recurring", "unchanged")
+BOUNDARIES = ("found", "told", "none")
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -41,6 +44,10 @@ class RunConfig:
         features: Which layers the inputs are features of, where there are some to choose from.
         prior: "normal", or "scaled" by each layer's number of inputs.
         active: With one head over all classes, whether its softmax goes over "all" of them or those "seen" so far.
+        stream: "hard", "blurred", "recurring" or "unchanged": the tasks come as such a stream, one batch after the
+            other; empty: as tasks.
+        boundaries: Where a segment of a stream ends: where a change is "found", where tasks are "told" to end, "none",
+            or after so many batches; empty: "found".
 
     Example:
         >>> from nclbayes.experiments import RunConfig
@@ -65,6 +72,8 @@ class RunConfig:
     features: str = ""
     prior: str = "normal"
     active: str = "all"
+    stream: str = ""
+    boundaries: str = ""
 
     @classmethod
     def of(
@@ -123,7 +132,7 @@ class RunConfig:
         if setup.features is not None:
             rest["features"] = setup.features()
         # Of examples that a learner keeps, the classes that were seen when they came are no longer all.
-        if scenario == "class" and not (paper or rest.get("shuffle") or chosen.keeps_examples):
+        if scenario == "class" and not (paper or rest.get("shuffle") or rest.get("stream") or chosen.keeps_examples):
             rest.setdefault("active", "seen")
         config = cls(setup.name, method, scenario, seed, scale, merged, prior=prior.kind, **rest)
         config.check()
@@ -175,12 +184,27 @@ class RunConfig:
             raise SettingError(f"active is '{self.active}'; choose all, or in the scenario class seen.")
         if self.active == "seen" and self.shuffle:
             raise SettingError("With active='seen' the classes come in their order: leave out shuffle.")
+        self._check_stream()
         if not 0 <= self.seed < 2**63:
             raise SettingError(f"The seed must lie from 0 to 2^63 - 1, not at {self.seed}.")
         for name in ("size", "tasks", "num_samples", "units"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"{name} must be at least 1, not {value}.")
+
+    def _check_stream(self) -> None:
+        if self.stream not in ("", *STREAMS):
+            raise SettingError(f"stream is '{self.stream}'; choose one of {', '.join(STREAMS)}.")
+        is_known = self.boundaries in ("", *BOUNDARIES) or (self.boundaries.isdecimal() and int(self.boundaries) > 0)
+        if not is_known:
+            known = ", ".join(BOUNDARIES)
+            raise SettingError(f"boundaries is '{self.boundaries}'; choose {known}, or a number of batches.")
+        if self.boundaries and not self.stream:
+            raise SettingError("Boundaries are looked for in a stream only: say which, such as 'hard'.")
+        if self.stream and self.active == "seen":
+            raise SettingError("In a stream nobody says which classes have come: leave active at 'all'.")
+        if self.stream and self.keep_each:
+            raise SettingError("A stream keeps what is open, and no posterior after each task: leave out keep_each.")
 
 
 def _upgraded(config: RunConfig, version: int) -> RunConfig:

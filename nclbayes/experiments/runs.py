@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from nclbayes.errors import FileError
 from nclbayes.experiments.config import RunConfig, check_device
 from nclbayes.experiments.setup import Prior, Setup
 from nclbayes.experiments.setups import find_setup
+from nclbayes.experiments.streaming import learn_stream
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.methods import JointLearner, find_method
 from nclbayes.nn import BayesianNetwork
@@ -86,6 +89,10 @@ def _learn(
             claim_folder(out, config)
         # What the others find there, they find after that.
         ranks.meet("the run's folder")
+    if config.stream:
+        is_shown = sys.stderr.isatty() if progress is None else progress
+        scorer = partial(_scores, config, setup)
+        return learn_stream(config, tasks, model, out, score=scorer, progress=is_shown, say=say)
     learner, record = _begin(config, model, tasks, out)
     # A head of its own has nothing to say before its task is learnt.
     heads_differ = any(task.context != tasks[0].context for task in tasks)
@@ -156,7 +163,7 @@ def claim_folder(out: Path, config: RunConfig) -> None:
         FileError: If the folder holds a run of another configuration, or cannot be written.
     """
     try:
-        learnt = any((out / name).exists() for name in ("record.json", "posterior.ncl", "update.ckpt"))
+        learnt = any((out / name).exists() for name in ("record.json", "posterior.ncl", "update.ckpt", "stream.ncl"))
         if not (out / "config.json").exists() or not learnt:
             config.save(out / "config.json")
     except OSError as error:

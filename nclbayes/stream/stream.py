@@ -89,6 +89,11 @@ class Stream:
         return self._place.batches
 
     @property
+    def segments(self) -> int:
+        """How many segments were opened."""
+        return self._place.segments
+
+    @property
     def held(self) -> int:
         """How many batches are held, and not learnt yet, as they may belong to a new segment."""
         return len(self._place.held)
