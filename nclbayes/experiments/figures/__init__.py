@@ -8,6 +8,7 @@ from nclbayes.experiments.figures import (
     nvcl,
     prior_weight,
     sequences,
+    streams,
     toy,
 )
 from nclbayes.experiments.figures.recipe import SCALES, Recipe, Results, Statement, Workplace, make
@@ -25,6 +26,7 @@ FIGURES: dict[str, Recipe] = {
         kronecker_sums.RECIPE,
         dynamics.RECIPE,
         nvcl.RECIPE,
+        streams.RECIPE,
     )
 }
 """Every recipe by its name."""
