@@ -21,6 +21,7 @@ from nclbayes.cli.options import AsJson, Quiet, version_of
 from nclbayes.errors import FileError
 from nclbayes.experiments.config import RunConfig
 from nclbayes.methods import METHODS
+from nclbayes.stream import Changed, Judged, StreamSettings
 
 report_app = typer.Typer()
 
@@ -97,6 +98,7 @@ def write_page(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) 
         FileError: If the folder cannot be written.
     """
     from nclbayes.analysis import plots
+    from nclbayes.analysis.stream_plots import evidence
 
     config, runs = done[0][0], by_label(done)
     facts = {
@@ -122,6 +124,11 @@ def write_page(out: Path, title: str, done: Sequence[tuple[RunConfig, Record]]) 
             plots.save(plots.accuracy_matrix(first), folder / "matrix.png")
             if any(first.losses):
                 plots.save(plots.loss_curves(first), folder / "loss.png")
+            if first.about.get("judged"):
+                judged = [Judged(*each) for each in first.about["judged"]]
+                changes = [Changed(**each) for each in first.about["changes"]]
+                every = StreamSettings().false_alarm_every
+                plots.save(evidence(judged, changes, every, first.about["boundaries"]), folder / "evidence.png")
         return write_report(out / "report.html", title, runs, facts)
     except FileError:
         raise

@@ -88,14 +88,16 @@ def found_boundaries(source: TaskStream, changes: Sequence[Changed]) -> Found:
 
     Returns:
         A boundary is found by the first change between it and the next one; of blurred tasks, from where they begin
-        to cross over.
+        to cross over, and further changes while they do are not false.
     """
-    starts = [boundary - source.blur // 2 for boundary in source.boundaries]
-    delays = list[int]()
+    half = source.blur // 2
+    starts = [boundary - half for boundary in source.boundaries]
+    delays, false = list[int](), len(changes)
     for boundary, (start, end) in zip(source.boundaries, pairwise([*starts, len(source) + 1]), strict=True):
         told = [change.batch for change in changes if start <= change.batch < end]
         delays += [told[0] - boundary + 1] if told else []
-    return Found(tuple(delays), len(starts) - len(delays), len(changes) - len(delays))
+        false -= sum(k == 0 or batch < boundary + half for k, batch in enumerate(told))
+    return Found(tuple(delays), len(starts) - len(delays), false)
 
 
 def learn_stream(
@@ -120,7 +122,8 @@ def learn_stream(
         say: Called with a line after each stretch.
 
     Returns:
-        The record; its ``about`` has the changes that were told.
+        The record; its ``about`` has the changes that were told, the true boundaries, and what was found of the latest
+        batches.
 
     Raises:
         FileError: If the folder holds something else, or cannot be written.
@@ -136,6 +139,8 @@ def learn_stream(
         record.add(_in_order(source, score(stream.present(), list(source.tasks))), seconds=seconds)
         changes = [event for event in stream.events if isinstance(event, Changed)]
         record.about["changes"] = [asdict(change) for change in changes]
+        record.about["boundaries"] = list(source.boundaries)
+        record.about["judged"] = [list(each) for each in stream.judged]
         if out is not None:
             record.save(out / "record.json")
         name = record.tasks[len(record.scores) - 1]

@@ -15,12 +15,13 @@ from nclbayes.experiments.figures.panels import letter, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
 from nclbayes.experiments.runs import prepared
 from nclbayes.experiments.streaming import found_boundaries, stream_of
-from nclbayes.stream import Changed, Judged, Stream
+from nclbayes.stream import Changed, Judged, StreamSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TUNED_ON = "hard"
+_EVIDENCE = ("judged", "changes", "boundaries")
 _FOUND, _TOLD = "laplace-ncl, found", "laplace-ncl, told"
 
 
@@ -29,6 +30,7 @@ def _compute(settings: Settings, place: Workplace) -> Results:
     best = {way["way"]: _best(way["way"], tuning) for way in settings["ways"]}
     accuracy: list[Row] = []
     boundaries: list[Row] = []
+    facts: dict[str, Any] = {}
     for kind in settings["kinds"]:
         runs = [
             (way["way"], seed, _run(kind, way, way["candidates"][best[way["way"]]], seed, settings, place))
@@ -43,7 +45,7 @@ def _compute(settings: Settings, place: Workplace) -> Results:
             accuracy.append(_row(kind, name, seed, record))
             if config.boundaries == "found":
                 boundaries.append(_found(kind, name, seed, config, record))
-    facts = {"evidence": _evidence(settings, place, best)} if _FOUND in best else {}
+                facts.setdefault("evidence", {name: record.about[name] for name in _EVIDENCE})
     tables = {"tuning": tuning, "accuracy": accuracy, "boundaries": boundaries}
     return Results(tables, _statements(settings, accuracy, boundaries), facts)
 
@@ -131,24 +133,6 @@ def _found(kind: str, way: str, seed: int, config: RunConfig, record: Record) ->
     }
 
 
-def _evidence(settings: Settings, place: Workplace, best: Mapping[str, int]) -> dict[str, Any]:
-    """What one stream found of its latest batches, for the picture."""
-    seed = settings["seeds"][0]
-    way = next(way for way in settings["ways"] if way["way"] == _FOUND)
-    config = _run(_TUNED_ON, way, way["candidates"][best[_FOUND]], seed, settings, place)
-    _, tasks, model = prepared(config)
-    folder = place.out / "runs" / _TUNED_ON / _FOUND / f"{best[_FOUND]}" / f"seed-{seed}"
-    if not (folder / "stream.ncl").exists():
-        return {}
-    stream = Stream.load(folder / "stream.ncl", model)
-    return {
-        "judged": [list(each) for each in stream.judged],
-        "changes": [vars(event) for event in stream.events if isinstance(event, Changed)],
-        "every": stream.settings.false_alarm_every,
-        "boundaries": list(stream_of(config, tasks).boundaries),
-    }
-
-
 def _statements(settings: Settings, accuracy: Sequence[Row], boundaries: Sequence[Row]) -> list[Statement]:
     found = list[Statement]()
     names = [way["way"] for way in settings["ways"]]
@@ -202,6 +186,7 @@ def _draw(results: Results) -> Mapping[str, Figure]:
             means = [mean_and_error([row[f"after {i + 1}"] for row in own])[0] for i in range(count)]
             axes[-1].plot(range(1, count + 1), means, color=PALETTE[k % len(PALETTE)], marker=".", label=way)
         axes[-1].set(xlabel="tasks that have come", ylabel="accuracy on them (%)", title=kinds[0])
+        axes[-1].xaxis.get_major_locator().set_params(integer=True)
         axes[-1].legend(fontsize=6)
         for name, panel in zip("ABCDEFGH", axes, strict=False):
             letter(panel, name)
@@ -214,7 +199,7 @@ def _drawn_evidence(facts: Mapping[str, Any]) -> Figure:
     with panels(2, 1, 14.0, 8.0, sharex=True) as (figure, rows):
         scores, odds = (row[0] for row in rows)
         draw_scores(scores, judged, changes, facts["boundaries"])
-        draw_odds(odds, judged, changes, facts["every"], facts["boundaries"])
+        draw_odds(odds, judged, changes, StreamSettings().false_alarm_every, facts["boundaries"])
         scores.legend(fontsize=7, loc="lower right")
     return figure
 
