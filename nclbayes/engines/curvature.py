@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from nclbayes.data.task import to_device
@@ -15,7 +14,7 @@ from nclbayes.errors import ModelError, NonFiniteError
 from nclbayes.fisher import DiagonalFisher, FisherAccumulator, KroneckerFisher
 from nclbayes.gaussians import ShardedState, State, Structure
 from nclbayes.isolation.failures import of_task
-from nclbayes.kronecker import SumRule
+from nclbayes.kronecker import SumRule, is_finite
 from nclbayes.ranks import Ranks
 
 Fisher = KroneckerFisher | DiagonalFisher
@@ -39,7 +38,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
     """
     task = problem.task
     for site, value in values.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise diverged(f"The weights of site '{site}' became NaN or infinite", task.name, engine)
     accumulator = FisherAccumulator(
         problem.model,

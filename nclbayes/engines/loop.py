@@ -24,6 +24,7 @@ from nclbayes.errors import MatrixError, NonFiniteError, SettingError
 from nclbayes.gaussians.saved import check_layout
 from nclbayes.isolation.failures import of_task
 from nclbayes.isolation.randomness import drawing_from
+from nclbayes.kronecker import is_finite
 from nclbayes.ranks import in_step
 from nclbayes.storage import Misfit, fitted, under
 from nclbayes.storage.generators import set_state
@@ -246,7 +247,7 @@ def _snapshot(
         held = stepper.gathered()
     else:
         held = stepper.tensors()
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in held.values()):
+    if not all(is_finite(tensor) for tensor in held.values()):
         return  # The next step will say what went wrong; a snapshot of it would help nobody.
     tensors = {f"stepper.{name}": tensor for name, tensor in held.items()}
     tensors |= {f"batches.{name}": tensor for name, tensor in batches.place().items()}
@@ -323,7 +324,7 @@ def guarded_step(
         raise diverged("A number became too large to be held") from error
     except ValueError as error:
         for site, value in stepper.values().items():
-            if not bool(torch.isfinite(value).all()):
+            if not is_finite(value):
                 raise diverged(f"The weights of site '{site}' became NaN or infinite") from error
         if "to satisfy the constraint" in str(error):
             # A distribution refuses NaN in its parameters before there is a loss.

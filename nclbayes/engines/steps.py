@@ -55,6 +55,8 @@ class BlockSteps:
         self._tau, self._damping = math.exp(state.log_scale), size * settings.preconditioner_damping**2
         self._pull = settings.prior_weight * self._tau / size
         self._momentum = torch.zeros_like(self.theta)
+        # Memory that each step would otherwise have to be given anew.
+        self._share: Tensor | None = None
         self._stiffening = None if prior is None else state.stiffening(prior)
         if self._stiffening is None:
             self._precondition(None)
@@ -123,11 +125,12 @@ class BlockSteps:
             gradient: The gradient.
 
         Returns:
-            What a step may be taken with in its place.
+            What a step may be taken with in its place, until this is called again.
         """
-        value = torch.zeros_like(self.theta)
-        self._preconditioner.add(value, gradient, 0.0, 1.0)
-        return Preconditioned(value)
+        if self._share is None:
+            self._share = torch.zeros_like(self.theta)
+        self._preconditioner.add(self._share, gradient, 0.0, 1.0)
+        return Preconditioned(self._share)
 
     def direction(self, gradient: Gradient, examples: int, pulls: int = 1) -> Tensor:
         """Advance the momentum: M <- rho M - (tau / B) G^-1 g A^-1 + lambda (tau / N) (theta - mu).

@@ -164,8 +164,11 @@ class TwoSided:
         if isinstance(g, Preconditioned):
             m.mul_(rho).add_(g.value, alpha=factor)
         elif isinstance(g, RowGradient):
-            m.mul_(rho)
-            for first, second in g.between(self.left, self.right):
+            products = iter(g.between(self.left, self.right))
+            # M is scaled while the first product is added to it: one pass less over memory.
+            leading = next(products, None)
+            m.mul_(rho) if leading is None else m.addmm_(*leading, beta=rho, alpha=factor)
+            for first, second in products:
                 m.addmm_(first, second, alpha=factor)
         elif isinstance(self.right, BlockDiagonal):
             m.mul_(rho).add_(self.left @ g @ self.right, alpha=factor)

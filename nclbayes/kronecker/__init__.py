@@ -3,6 +3,7 @@
 from nclbayes.kronecker.blockdiagonal import BlockDiagonal
 from nclbayes.kronecker.divergence import SummedPrecision, gaussian_kl, scale_free_kl
 from nclbayes.kronecker.fading import fade
+from nclbayes.kronecker.finite import is_finite
 from nclbayes.kronecker.normal import KroneckerNormal
 from nclbayes.kronecker.precision import KroneckerPrecision
 from nclbayes.kronecker.rules import SumRule
@@ -18,6 +19,7 @@ __all__ = [
     "SummedPrecision",
     "fade",
     "gaussian_kl",
+    "is_finite",
     "kronecker_sum",
     "scale_free_kl",
     "stiffen",

@@ -23,6 +23,7 @@ from nclbayes.gaussians import State, Structure
 from nclbayes.isolation import drawing_from, restored
 from nclbayes.isolation.autocasting import as_called
 from nclbayes.isolation.failures import of_task, running
+from nclbayes.kronecker import is_finite
 from nclbayes.posterior.joining import look
 from nclbayes.posterior.updating import check_outcome
 from nclbayes.storage import under
@@ -131,7 +132,7 @@ class Segment:
                 loss = guarded_step(self._stepper, moved, self.engine.rate(0.0), self._diverged)
             values = self._stepper.values()
             for site, value in values.items():
-                if not bool(torch.isfinite(value).all()):
+                if not is_finite(value):
                     raise self._diverged(f"The weights of site '{site}' became NaN or infinite")
             rate = min(1.0, (_LATEST + 1) / (self.batches + 1 + _LATEST))
             for site, value in values.items():
