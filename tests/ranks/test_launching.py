@@ -45,6 +45,19 @@ def test_the_pages_script_prints_the_same_with_one_process_and_with_two(tmp_path
 
 
 @pytest.mark.slow
+def test_the_pages_shared_predictions_are_those_of_one_process(tmp_path: Path) -> None:
+    script, sharing = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)[:2]
+    assert "gather_rows" in sharing
+    end = 'if "RANK" in os.environ:\n    torch.distributed.destroy_process_group()\n'
+    check = "assert torch.allclose(probs, posterior.predict(x).probs, atol=1e-6)\nassert len(own) <= 200 or ranks.count == 1\n"
+    assert script.endswith(end)
+    (tmp_path / "script.py").write_text(script.removesuffix(end) + sharing + check + end)
+    for count in (1, 2):
+        said = launch(count, "script.py", folder=tmp_path)
+        assert said.count("torch.Size([400, 2]) 400") == count
+
+
+@pytest.mark.slow
 def test_a_run_from_the_command_line_leaves_the_same_files(tmp_path: Path) -> None:
     command = [
         "-m",
