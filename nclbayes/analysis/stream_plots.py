@@ -106,4 +106,6 @@ def _mark(axes: Axes, batches: Sequence[int], changes: Sequence[Changed], bounda
         if first <= change.batch <= last:
             axes.axvline(change.batch, color=PALETTE[3], linewidth=0.8)
     inside = [boundary for boundary in boundaries if first <= boundary <= last]
-    axes.plot(inside, [1.0] * len(inside), "v", color="black", transform=axes.get_xaxis_transform(), clip_on=False)
+    if inside:
+        # Nothing at all, unclipped, would be taken for something at the corner of the figure.
+        axes.plot(inside, [1.0] * len(inside), "v", color="black", transform=axes.get_xaxis_transform(), clip_on=False)
