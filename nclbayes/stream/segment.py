@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from nclbayes.data.task import to_device
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.latecomers import LatecomersError
 from nclbayes.engines.likelihood import log_likelihood
-from nclbayes.engines.loop import History, Holding, guarded_step
+from nclbayes.engines.loop import History, Holding, Look, Looking, guarded, guarded_step
 from nclbayes.engines.place import Place
 from nclbayes.errors import ModelError, NCLError, NonFiniteError
 from nclbayes.fisher import FisherAccumulator
@@ -56,6 +57,18 @@ class Opening:
     fisher_every: int
 
 
+class Scored(NamedTuple):
+    """What was seen of a batch before it was learnt.
+
+    Attributes:
+        score: Its mean log predictive probability.
+        look: What a step on it can go on from, if the engine's steps begin with a look at the batch.
+    """
+
+    score: float
+    look: Look | None
+
+
 class Segment:
     """The batches since the last boundary, as far as they have been learnt.
 
@@ -78,59 +91,67 @@ class Segment:
             source = problem.generator
             self._noise.manual_seed(int(torch.randint(2**63 - 1, (), generator=source, device=source.device)))
         self._stepper = engine.begun(problem)
+        self._looking = self._stepper if isinstance(self._stepper, Looking) else None
         self._fisher = self._nothing() if engine.needs_fisher and not engine.sums_fisher else None
         self._forms: set[object] = set()
         # The mean of the latest weights, which jitter with the batches since the rate does not fall.
         self._mean = {site: value.clone() for site, value in self._stepper.values().items()}
         self._place = Place()
+        # Memory for copies, which would otherwise have to be given anew with each batch.
+        self._spare: dict[str, Tensor] = {}
 
-    def score(self, batch: Batch) -> float:
+    def score(self, batch: Batch) -> Scored:
         """The mean log predictive probability of a batch, before it is learnt; to look changes nothing.
 
         Args:
             batch: The batch.
 
         Returns:
-            That at the mean of the segment's latest weights.
+            That at the present weights, of which an engine's step can go on; where its steps begin otherwise, at the
+            mean of the latest.
 
         Raises:
             DataError: If the batch does not fit the model.
+            ModelError: If it reaches weights that the segment does not have.
             NonFiniteError: If it is NaN or infinite.
         """
-        problem = self.problem
-        with of_task(self.opening.name, self._where):
+        problem, stepper, look = self.problem, self._looking, None
+        with of_task(self.opening.name, self._where), _no_latecomers():
             moved = to_device(batch, problem.device)
             self._check(moved)
-            total, stream = 0.0, torch.Generator().manual_seed(0)
-            with torch.no_grad(), drawing_from(stream, problem.device):
-                for part in problem.parts(moved):
-                    recorder = SiteRecorder({**problem.fixed, **self._mean})
-                    with running(part.batch), as_called(), recorder:
-                        self._run(part.batch)
-                    total += float(log_likelihood(recorder.observed))
+            if stepper is not None:
+                # With the draws that the step will have.
+                with restored(self._noise), drawing_from(self._noise, problem.device):
+                    look = guarded(partial(stepper.look, moved), stepper, self._diverged)
+                total = look.fit
+            else:
+                total = self._fit_at_mean(moved)
             if not math.isfinite(total):
                 raise self._diverged(f"The log predictive probability is {total}")
-        return total / batch_size(moved)
+        return Scored(total / batch_size(moved), look)
 
-    def learn(self, batch: Batch) -> None:
+    def learn(self, batch: Batch, look: Look | None = None) -> None:
         """Take a step on a batch, and let it count.
 
         Args:
             batch: The batch.
+            look: What :meth:`score` saw of it, if nothing has been learnt since.
 
         Raises:
             DataError: If the batch does not fit the model.
             ModelError: If it reaches weights that the segment does not have.
             NonFiniteError: If a number is NaN or infinite.
         """
-        problem = self.problem
+        problem, stepper, lr = self.problem, self._stepper, self.engine.rate(0.0)
         with of_task(self.opening.name, self._where), _no_latecomers():
             moved = to_device(batch, problem.device)
             self._check(moved)
-            torch.set_flush_denormal(True)
             with drawing_from(self._noise, problem.device):
-                loss = guarded_step(self._stepper, moved, self.engine.rate(0.0), self._diverged)
-            values = self._stepper.values()
+                if look is not None and self._looking is not None:
+                    loss = guarded(partial(self._looking.step, moved, lr, look), stepper, self._diverged)
+                else:
+                    loss = guarded_step(stepper, moved, lr, self._diverged)
+            values = stepper.values()
             for site, value in values.items():
                 if not is_finite(value):
                     raise self._diverged(f"The weights of site '{site}' became NaN or infinite")
@@ -166,7 +187,7 @@ class Segment:
         size = float(engine.likelihood_weight) * self.examples
         problem = replace(self.problem, size=size)
         # Sums are put in order where they are asked for, and would round otherwise from there on.
-        before = self.tensors()
+        before = {name: tensor.clone() for name, tensor in self.tensors().items()}
         try:
             fishers = {} if self._fisher is None else self._fisher.factors(size)
             with of_task(name):
@@ -183,7 +204,7 @@ class Segment:
         return {name: state.moved(state.block.pack(self._mean).clone()) for name, state in self.problem.states.items()}
 
     def tensors(self, whole: bool = True) -> dict[str, Tensor]:
-        """Everything that changes as batches are learnt; a copy.
+        """Everything that changes as batches are learnt, not copied.
 
         Args:
             whole: Whether the sums of the Fisher are among it, and what only grows.
@@ -191,12 +212,12 @@ class Segment:
         Returns:
             By name.
         """
-        found = {f"stepper.{name}": tensor.clone() for name, tensor in self._stepper.tensors().items()}
-        found |= {f"mean.{site}": value.clone() for site, value in self._mean.items()}
+        found = {f"stepper.{name}": tensor for name, tensor in self._stepper.tensors().items()}
+        found |= {f"mean.{site}": value for site, value in self._mean.items()}
         if whole:
             found["losses"] = torch.tensor(self._place.losses, dtype=torch.float64, device="cpu")
         if whole and self._fisher is not None:
-            found |= {f"fisher.{name}": tensor.clone() for name, tensor in self._fisher.tensors().items()}
+            found |= {f"fisher.{name}": tensor for name, tensor in self._fisher.tensors().items()}
         place = self._place
         before = (0.0, 0.0) if place.before is None else (1.0, place.before)
         counts = [self.batches, self.examples, place.step, place.halvings, place.misses, *before]
@@ -204,6 +225,23 @@ class Segment:
             "noise": self._noise.get_state(),
             "counts": torch.tensor(counts, dtype=torch.float64, device="cpu"),
         }
+
+    def kept(self, whole: bool) -> dict[str, Tensor]:
+        """A copy of :meth:`tensors`, in memory that the next copy takes again.
+
+        Args:
+            whole: Likewise.
+
+        Returns:
+            By name.
+        """
+        found = self.tensors(whole)
+        for name, tensor in found.items():
+            spare = self._spare.get(name)
+            if spare is None or spare.shape != tensor.shape:
+                spare = self._spare[name] = torch.empty_like(tensor)
+            found[name] = spare.copy_(tensor)
+        return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`tensors` gave.
@@ -227,6 +265,17 @@ class Segment:
             self._fisher = self._nothing()
             self._fisher.restore(under(tensors, "fisher."), self.problem.blocks, self.problem.start)
 
+    def _fit_at_mean(self, batch: Batch) -> float:
+        """The log likelihood of a batch at the mean of the latest weights."""
+        problem, total = self.problem, 0.0
+        with torch.no_grad(), drawing_from(torch.Generator().manual_seed(0), problem.device):
+            for part in problem.parts(batch):
+                recorder = SiteRecorder({**problem.fixed, **self._mean})
+                with running(part.batch), as_called(), recorder:
+                    self._run(part.batch)
+                total += float(log_likelihood(recorder.observed))
+        return total
+
     def _run(self, batch: Batch) -> None:
         try:
             self.problem.model(*batch, **self.problem.task.context)
@@ -246,14 +295,19 @@ class Segment:
         )
 
     def _add(self, batch: Batch) -> None:
-        """Add a batch's Fisher at the mean of the latest weights, and let those of earlier ones count less."""
-        fisher, before = self._fisher, self.batches // self.opening.fisher_every
+        """Add a batch's Fisher at the mean of the latest weights; it counts by its place among those that are added."""
+        fisher, count = self._fisher, self.batches // self.opening.fisher_every + 1
         assert fisher is not None
-        fisher.scale((before / (before + 1)) ** _RECENCY)
+        # Weights are those relative to the last power of two, so that they stay small: i^3 overflows in a long segment.
+        unit = 1 << count.bit_length() - 1
+        if count == unit > 1:
+            fisher.scale(0.5**_RECENCY)
         fisher.values = {**self.problem.fixed, **self._mean}
         for part, stream in self.problem.drawn_parts(batch):
             fisher.generator = stream
-            self.problem.meet(fisher.update(part.batch, part.weight))
+            self.problem.meet(fisher.update(part.batch, part.weight * (count / unit) ** _RECENCY))
+        # What is not finite must not wait among rows until the batch is gone.
+        fisher.multiply()
 
     def _nothing(self) -> FisherAccumulator:
         engine, problem = self.engine, self.problem

@@ -228,10 +228,12 @@ class Stream:
         with posterior._turn.taken():
             self._check_posterior()
             before, segment, belief = self._place, self._segment, posterior._belief
-            kept = None if segment is None else segment.tensors(whole=bool(before.held) or segment.sums_next)
+            kept = None if segment is None else segment.kept(whole=bool(before.held) or segment.sums_next)
 
             def whole() -> tuple[Event, ...]:
                 count = len(before.events)
+                # As in the engines' loop; put back when all is done.
+                torch.set_flush_denormal(True)
                 try:
                     work()
                 except BaseException:
@@ -255,7 +257,7 @@ class Stream:
         if every is None:
             segment.learn(batch)
         else:
-            score = segment.score(batch)
+            score, look = segment.score(batch)
             verdict = test.judged(score, limit(every, settings.window))
             self._note(score, verdict)
             if verdict.odds >= every:
@@ -265,7 +267,7 @@ class Stream:
             waiting = (*held, batch)
             learnt = max(0, len(waiting) - settings.window + 1) if suspected else len(waiting)
             for each in waiting[:learnt]:
-                segment.learn(each)
+                segment.learn(each, None if held else look)
             # The caller may put other numbers into his tensors.
             kept = tuple(each if each is not batch else mapped(torch.clone, batch) for each in waiting[learnt:])
             self._place = replace(self._place, test=test.after(score, verdict.odds, suspected), held=kept)
@@ -283,8 +285,8 @@ class Stream:
         segment = self._segment
         assert segment is not None
         for each in batches:
-            score = segment.score(each)
-            segment.learn(each)
+            score, look = segment.score(each)
+            segment.learn(each, look)
             self._place = replace(self._place, test=self._place.test.after(score, 0.0, suspected=False))
 
     def _open(self, batch: Batch, first: int | None = None) -> None:

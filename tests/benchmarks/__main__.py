@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.benchmarks import engines, fisher, ranks, scaling, soak, sums
+from tests.benchmarks import engines, fisher, observe, ranks, scaling, soak, sums
 
 
 def main() -> None:
@@ -24,6 +24,8 @@ def main() -> None:
         print(engines.run_deciding(label))
         print(engines.run_wide(label))
         print(engines.run_recurrent(label))
+        if threads == 1:
+            print(observe.run(label))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from nclbayes.methods import EWC, KFAC, OWM, DiagonalNCL, PlainTraining, ReplayL
 from nclbayes.stream import Changed, Consolidated, Opened, Reason
 from nclbayes.tasks import split_digits
 from nclbayes.tasks.streams import hard
+from tests.processes import run_apart
 from tests.stream.data import Batch, changes, draws, model, stream
 
 ENGINES = [
@@ -178,9 +181,11 @@ def test_what_is_refused_leaves_the_stream_as_it_was(odd: str, engine: Any, tmp_
     observed(found, draws("categorical", 0, 2))
 
 
-def test_an_interrupt_in_the_midst_leaves_the_stream_as_it_was(tmp_path: Path) -> None:
-    """At every call of the network: of the score, of the step, of the Fisher."""
-    found = observed(stream("categorical", fisher_every=1), draws("categorical", 0, 10))
+@pytest.mark.parametrize("every", [10_000.0, None])
+def test_an_interrupt_in_the_midst_leaves_the_stream_as_it_was(every: float | None, tmp_path: Path) -> None:
+    """At every call of the network: of the step, after which nothing is looked at again, and of the Fisher."""
+    settings = {"fisher_every": 1, "false_alarm_every": every}
+    found = observed(stream("categorical", **settings), draws("categorical", 0, 10))
     before, network = content(found, tmp_path / "a"), found.posterior.model.network
     batch, calls = draws("categorical", 3, 1)[0], 0
     while True:
@@ -201,7 +206,58 @@ def test_an_interrupt_in_the_midst_leaves_the_stream_as_it_was(tmp_path: Path) -
         finally:
             handle.remove()
         calls += 1
-    assert calls >= 3
+    assert calls == 2
+
+
+def test_a_batch_whose_fisher_overflows_is_refused_when_it_comes(tmp_path: Path) -> None:
+    """Saturated units let no gradient through: score and weights stay finite, and only E[z z^T] does not."""
+    net = nn.Sequential(nn.Linear(20, 12), nn.Tanh(), nn.Linear(12, 2))
+    wide = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+    found = ncl.Stream(ncl.OnlinePosterior(wide, ncl.LaplaceNCL()), fisher_every=2, false_alarm_every=None)
+    batches = [(x.repeat(1, 4), y) for x, y in draws("categorical", 0, 12)]
+    observed(found, batches[:10])
+    x, y = batches[10]
+    odd = x.index_fill(0, torch.tensor([3]), 1e25)
+    before = content(found, tmp_path / "a")
+    with pytest.raises(NonFiniteError, match=r"inputs of the map with weight '0\.weight'"):
+        found.observe(odd, y)
+    assert content(found, tmp_path / "b") == before
+    observed(found, batches[10:])
+    found.consolidate()
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+def test_a_step_is_the_same_whether_a_look_came_before(engine: Any) -> None:
+    """With draws of the network's own, too: to look has those of the step, and takes none from it."""
+    batches = draws("categorical", 0, 12)
+    ends = []
+    for every in (10_000.0, None):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, 2))
+        noisy = ncl.BayesianNetwork(net, ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
+        found = ncl.Stream(ncl.OnlinePosterior(noisy, engine), false_alarm_every=every)
+        ends.append(observed(found, batches).present().mean())
+    for site, value in ends[0].items():
+        assert torch.equal(value, ends[1][site])
+
+
+def test_the_fisher_is_that_of_the_batches_weighted_by_the_cube_of_their_place() -> None:
+    """Of a linear map, E[z z^T] is of the inputs alone; as batches are added, and as a file is taken up again."""
+    g, every, places = torch.Generator().manual_seed(0), 3, 11
+    linear = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
+    found = ncl.Stream(ncl.OnlinePosterior(linear, ncl.LaplaceNCL(lr=0.05, fisher="exact")), fisher_every=every)
+    total, weights = torch.zeros(4, 4, dtype=torch.float64), 0.0
+    for i in range(every * places):
+        x = torch.randn(16, 3, generator=g)
+        found.observe(x, x.sum(-1, keepdim=True) + 0.5 * torch.randn(16, 1, generator=g))
+        if i % every == 0:
+            z, weight = nn.functional.pad(x.double(), (0, 1), value=1.0), (i // every + 1) ** 3
+            total += weight * z.mT @ z / 16
+            weights += weight
+    assert found._segment is not None
+    assert found._segment._fisher is not None
+    (factors,) = found._segment._fisher.factors().values()
+    torch.testing.assert_close(factors.input, total / weights, rtol=1e-5, atol=1e-6)
 
 
 def test_memory_does_not_grow(tmp_path: Path) -> None:
@@ -214,6 +270,53 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
         assert len(found.events) <= 1000
         assert len(found.judged) <= 2000
     assert sizes[3] <= sizes[2] * 1.1 + 20_000
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL(), ncl.VariationalNCL()], ids=lambda e: type(e).__name__)
+def test_the_memory_of_an_open_segment_does_not_grow(engine: Any) -> None:
+    """Beyond `segment_size` examples even the losses are no longer kept."""
+    found, sizes = stream("poisson", engine, segment_size=800), []
+    for _ in range(3):
+        observed(found, draws("poisson", 0, 100))
+        assert found._segment is not None
+        held = [*found._segment.tensors().values(), *found._segment._spare.values()]
+        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in held))
+    assert len(found.events) == 1
+    assert sizes[2] == sizes[1]
+
+
+def learn_and_save(engine: Any, path: Path, kill_at: int) -> None:
+    """Observe from where the file is, saving as it goes; the process kills itself at a call of the network."""
+    torch.set_num_threads(1)
+    batches = draws("categorical", 0, 45) + draws("categorical", 1, 25)
+    if path.exists():
+        found = ncl.Stream.load(path, model("categorical"))
+    else:
+        found = stream("categorical", engine, segment_size=500, false_alarm_every=200.0)
+    left = kill_at
+
+    def kill(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    found.posterior.model.network.register_forward_pre_hook(kill)
+    for batch in batches[found.batches :]:
+        found.observe(*batch)
+        if found.batches % 3 == 0 or found.batches == len(batches):
+            found.save(path)
+
+
+@pytest.mark.parametrize("engine", [ncl.LaplaceNCL(), ncl.VariationalNCL()], ids=lambda e: type(e).__name__)
+def test_a_process_that_is_killed_goes_on_and_ends_the_same(engine: Any, tmp_path: Path) -> None:
+    assert run_apart(learn_and_save, engine, tmp_path / "whole", 0) == 0
+    for kill_at in (41, 32, 20):
+        assert run_apart(learn_and_save, engine, tmp_path / "parts", kill_at) == -signal.SIGKILL
+    assert run_apart(learn_and_save, engine, tmp_path / "parts", 0) == 0
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
+    found = ncl.Stream.load(tmp_path / "whole", model("categorical"))
+    assert changes(found)
 
 
 def test_a_window_of_one_holds_nothing_back() -> None:
