@@ -210,6 +210,7 @@ class Engine(EngineSettings, ABC):
             transposed, in whose Fisher gradients stand beside inputs, is then refused.
         can_stream: Whether it can learn batch by batch, from :meth:`begun` to :meth:`ended`, with no end in sight.
         sums_fisher: Whether its steps sum the Fisher themselves.
+        keeps_last: Whether a segment of a stream leaves the weights of its last step; otherwise the mean of the latest.
 
     Example:
         >>> from dataclasses import dataclass
@@ -229,6 +230,7 @@ class Engine(EngineSettings, ABC):
     needs_activity: ClassVar[bool] = False
     can_stream: ClassVar[bool] = False
     sums_fisher: ClassVar[bool] = False
+    keeps_last: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

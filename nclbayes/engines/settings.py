@@ -139,6 +139,8 @@ class EngineSettings:
     """Whether its steps can be held by a stiffness."""
     can_fade: ClassVar[bool] = True
     """Whether what earlier tasks left is the precision alone, so that it can fade."""
+    has_own_rate: ClassVar[bool] = False
+    """Whether learning rate and momentum mean something else than those of plain SGD on the mean loss, or of Adam."""
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):

@@ -21,6 +21,8 @@ from nclbayes.nn import BayesianNetwork, Likelihood
 from nclbayes.priors import scaled
 
 Scales = Mapping[str, float]
+# The settings of all methods that do not fit those with a learning rate of their own.
+_RATES = ("lr", "momentum")
 
 
 @dataclass(frozen=True)
@@ -154,11 +156,13 @@ class Setup:
         """
         if decides(method) and not paper:
             return dict(self.settings)
-        adam = self.adam if issubclass(find_method(method).engine, AdamEngine) else {}
+        engine = find_method(method).engine
+        adam = self.adam if issubclass(engine, AdamEngine) else {}
+        usual = {name: value for name, value in self.settings.items() if not (engine.has_own_rate and name in _RATES)}
         changed = paper_steps(method) if decides(method) else {}
         for name in (base_name(method), f"{base_name(method)}/{scenario}", method, f"{method}/{scenario}"):
             changed |= self.method_settings.get(name, {})
-        return {**self.settings, **adam, **changed}
+        return {**usual, **adam, **changed}
 
     def make_tasks(
         self, scenario: str, seed: int, size: int | None, count: int | None = None, active: str = "all"

@@ -1,5 +1,6 @@
 """The methods that are compared: each an engine, or a posterior that learns in another way."""
 
+from nclbayes.methods.bgd import BGD
 from nclbayes.methods.coreset import CoresetLearner
 from nclbayes.methods.decoupled import DecoupledKFAC, ReverseDecoupledKFAC
 from nclbayes.methods.diagonal import DiagonalNCL
@@ -15,6 +16,7 @@ from nclbayes.methods.si import SynapticIntelligence
 from nclbayes.methods.vcl import VCL
 
 __all__ = [
+    "BGD",
     "DOWM",
     "EWC",
     "GPM",

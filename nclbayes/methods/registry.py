@@ -12,6 +12,7 @@ import torch
 from nclbayes.engines import LaplaceNCL, VariationalNCL
 from nclbayes.engines.base import Engine
 from nclbayes.errors import SettingError
+from nclbayes.methods.bgd import BGD
 from nclbayes.methods.coreset import CoresetLearner
 from nclbayes.methods.decoupled import DecoupledKFAC, ReverseDecoupledKFAC
 from nclbayes.methods.diagonal import DiagonalNCL
@@ -127,6 +128,7 @@ METHODS: dict[str, Method] = {
         Method("gpm", "gradient projection memory: steps orthogonal to earlier inputs", GPM),
         Method("diagonal-ncl", "Laplace-NCL with independent weights", DiagonalNCL),
         Method("vcl", "mean-field variational continual learning, Adam", VCL),
+        Method("bgd", "Bayesian gradient descent: online variational Bayes, a batch at a time", BGD),
         Method("vcl-coreset", "the same, with some examples kept to refine predictions", VCL, CoresetLearner),
         Method("laplace-ncl-replay", "Laplace-NCL with kept examples of earlier tasks", LaplaceNCL, ReplayLearner),
         Method("laplace-ncl-coreset", "Laplace-NCL, refined by kept examples", LaplaceNCL, CoresetLearner),

@@ -94,7 +94,7 @@ class Segment:
         self._looking = self._stepper if isinstance(self._stepper, Looking) else None
         self._fisher = self._nothing() if engine.needs_fisher and not engine.sums_fisher else None
         self._forms: set[object] = set()
-        # The mean of the latest weights, which jitter with the batches since the rate does not fall.
+        # The mean of the latest weights, which jitter with the batches since the rate does not fall; or the last ones.
         self._mean = {site: value.clone() for site, value in self._stepper.values().items()}
         self._place = Place()
         # Memory for copies, which would otherwise have to be given anew with each batch.
@@ -108,7 +108,7 @@ class Segment:
 
         Returns:
             That at the present weights, of which an engine's step can go on; where its steps begin otherwise, at the
-            mean of the latest.
+            mean of the latest, or at the last ones, where the engine keeps these.
 
         Raises:
             DataError: If the batch does not fit the model.
@@ -155,7 +155,7 @@ class Segment:
             for site, value in values.items():
                 if not is_finite(value):
                     raise self._diverged(f"The weights of site '{site}' became NaN or infinite")
-            rate = min(1.0, (_LATEST + 1) / (self.batches + 1 + _LATEST))
+            rate = 1.0 if self.engine.keeps_last else min(1.0, (_LATEST + 1) / (self.batches + 1 + _LATEST))
             for site, value in values.items():
                 self._mean[site].lerp_(value, rate)
             if self.sums_next:
