@@ -6,6 +6,7 @@ from nclbayes.methods.decoupled import DecoupledKFAC, ReverseDecoupledKFAC
 from nclbayes.methods.diagonal import DiagonalNCL
 from nclbayes.methods.ewc import EWC
 from nclbayes.methods.gpm import GPM
+from nclbayes.methods.ivon import IVON
 from nclbayes.methods.joint import JointLearner
 from nclbayes.methods.kfac import KFAC
 from nclbayes.methods.owm import DOWM, OWM, LaplaceDOWM, LaplaceOWM
@@ -20,6 +21,7 @@ __all__ = [
     "DOWM",
     "EWC",
     "GPM",
+    "IVON",
     "KFAC",
     "METHODS",
     "OWM",

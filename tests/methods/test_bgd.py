@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import pyro.distributions as dist
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nclbayes as ncl
-from nclbayes.methods import BGD, sampling
+from nclbayes.methods import BGD
 from tests.engines.test_laplace import classification_task, classifier
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Every noise that is drawn, in order."""
-    found: list[Tensor] = []
-    noise_like = sampling.noise_like
-
-    def recorded(like: Tensor, generator: torch.Generator) -> Tensor:
-        found.append(noise_like(like, generator))
-        return found[-1]
-
-    monkeypatch.setattr(sampling, "noise_like", recorded)
-    return found
 
 
 def test_its_steps_are_those_of_the_paper(drawn: list[Tensor]) -> None:

@@ -10,11 +10,12 @@ import torch
 
 import nclbayes as ncl
 from nclbayes.gaussians import KroneckerState
-from nclbayes.methods import BGD
+from nclbayes.methods import BGD, IVON
 from tests.stream.data import draws, stream
 
 # Those of which the posterior of a step is the prior of the next one.
 ONLINE = [BGD(particles=2)]
+ALL = [*ONLINE, IVON(particles=2, second_momentum=0.99)]
 
 
 def covariance(state: Any) -> torch.Tensor:
@@ -43,7 +44,7 @@ def test_where_a_stream_is_cut_changes_nothing(engine: Any) -> None:
         torch.testing.assert_close(covariance(state), covariance(other), rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("engine", ONLINE, ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("engine", ALL, ids=lambda engine: type(engine).__name__)
 def test_a_segment_leaves_the_weights_of_its_last_step(engine: Any) -> None:
     found = stream("categorical", engine, false_alarm_every=None)
     before = found.posterior.model.network[0].weight.detach().clone()
@@ -78,3 +79,6 @@ def test_a_setting_without_effect_is_refused() -> None:
         BGD(momentum=0.9)
     with pytest.raises(ncl.errors.SettingError, match="BGD has no pull of the prior"):
         BGD(prior_weight=2.0)
+    for name, value in (("prior_weight", 0.0), ("clip_radius", 0.0), ("hess_init", 0.0), ("second_momentum", 1.0)):
+        with pytest.raises(ncl.errors.SettingError, match=name):
+            IVON(**{name: value})
