@@ -5,6 +5,7 @@ from nclbayes.methods.coreset import CoresetLearner
 from nclbayes.methods.decoupled import DecoupledKFAC, ReverseDecoupledKFAC
 from nclbayes.methods.diagonal import DiagonalNCL
 from nclbayes.methods.ewc import EWC
+from nclbayes.methods.foovb import FOOVB
 from nclbayes.methods.gpm import GPM
 from nclbayes.methods.ivon import IVON
 from nclbayes.methods.joint import JointLearner
@@ -20,6 +21,7 @@ __all__ = [
     "BGD",
     "DOWM",
     "EWC",
+    "FOOVB",
     "GPM",
     "IVON",
     "KFAC",

@@ -17,6 +17,7 @@ from nclbayes.methods.coreset import CoresetLearner
 from nclbayes.methods.decoupled import DecoupledKFAC, ReverseDecoupledKFAC
 from nclbayes.methods.diagonal import DiagonalNCL
 from nclbayes.methods.ewc import EWC
+from nclbayes.methods.foovb import FOOVB
 from nclbayes.methods.gpm import GPM
 from nclbayes.methods.ivon import IVON
 from nclbayes.methods.joint import JointLearner
@@ -130,6 +131,7 @@ METHODS: dict[str, Method] = {
         Method("diagonal-ncl", "Laplace-NCL with independent weights", DiagonalNCL),
         Method("vcl", "mean-field variational continual learning, Adam", VCL),
         Method("bgd", "Bayesian gradient descent: online variational Bayes, a batch at a time", BGD),
+        Method("foo-vb", "online variational Bayes with matrix normals, a batch at a time", FOOVB),
         Method("ivon", "variational online Newton with the previous posterior as prior", IVON),
         Method("vcl-coreset", "the same, with some examples kept to refine predictions", VCL, CoresetLearner),
         Method("laplace-ncl-replay", "Laplace-NCL with kept examples of earlier tasks", LaplaceNCL, ReplayLearner),
