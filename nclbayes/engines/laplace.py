@@ -11,7 +11,7 @@ from torch import Tensor
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher, add_fishers, task_fisher
 from nclbayes.engines.likelihood import BlockLikelihood
-from nclbayes.engines.loop import Look, Stepper, run_loop
+from nclbayes.engines.loop import Stepper, run_loop
 from nclbayes.engines.stability import StableRate
 from nclbayes.engines.steps import hold, steps_of, take_step
 from nclbayes.fisher import FisherKind
@@ -140,30 +140,18 @@ class LaplaceStepper:
             for site, value in steps.state.block.unpack(steps.theta).items():
                 self._leaves[site] = value.detach().requires_grad_()
 
-    def look(self, batch: tuple[object, ...]) -> Look:
-        """What a step sees of a batch before it moves; changes nothing.
-
-        Args:
-            batch: The batch.
-
-        Returns:
-            The likelihood and its gradient, by block.
-        """
-        return Look(*self._likelihood(batch, self._leaves))
-
-    def step(self, batch: tuple[object, ...], lr: float, look: Look | None = None) -> float:
+    def step(self, batch: tuple[object, ...], lr: float) -> float:
         """Take one step on one batch.
 
         Args:
             batch: The batch.
             lr: The learning rate.
-            look: What was seen of it at these weights, if that was done already.
 
         Returns:
             The mean negative log likelihood before the step.
         """
         rate = self._rate.allowed(lr, batch, self.values())
-        value, gradient, examples = self.look(batch) if look is None else look
+        value, gradient, examples = self._likelihood(batch, self._leaves)
         take_step(self._blocks, gradient, examples, rate, self._settings)
         return -value / examples
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -31,8 +31,6 @@ from nclbayes.storage.generators import set_state
 
 if TYPE_CHECKING:
     from nclbayes.engines.base import Problem
-
-T = TypeVar("T")
 
 # Turns the generator's next draw, which seeds the stream of a loader, into the seed of another stream.
 _NOISE = 0x6E6F6973
@@ -99,31 +97,6 @@ class Sharing(Stepper, Protocol):
 
     def let_go(self) -> None:
         """Have no share in what was taken up: the first rank has it."""
-
-
-class Look(NamedTuple):
-    """What a step sees of a batch before it moves.
-
-    Attributes:
-        fit: The log likelihood of the batch.
-        gradient: Its gradient, by block or by site.
-        examples: How many examples the batch has.
-    """
-
-    fit: float
-    gradient: Mapping[str, Any]
-    examples: int
-
-
-@runtime_checkable
-class Looking(Stepper, Protocol):
-    """What an engine gives to the loop whose steps begin with a look at the batch, at the present weights."""
-
-    def look(self, batch: tuple[Any, ...]) -> Look:
-        """The likelihood and its gradient; changes nothing."""
-
-    def step(self, batch: tuple[Any, ...], lr: float, look: Look | None = None) -> float:
-        """Take one step, from such a look if there is one."""
 
 
 @dataclass
@@ -339,28 +312,8 @@ def guarded_step(
     Raises:
         NonFiniteError: If a number is NaN or infinite.
     """
-    loss = guarded(partial(stepper.step, batch, lr), stepper, diverged)
-    if not math.isfinite(loss):
-        raise diverged(f"The loss became {loss}")
-    return loss
-
-
-def guarded(work: Callable[[], T], stepper: Stepper, diverged: Callable[[str], NonFiniteError]) -> T:
-    """Some work of a stepper's, or an error that says where numbers ceased to be finite.
-
-    Args:
-        work: The work.
-        stepper: Whose it is.
-        diverged: From what is not finite to the error that says so.
-
-    Returns:
-        What the work returns.
-
-    Raises:
-        NonFiniteError: If a number is NaN or infinite.
-    """
     try:
-        return work()
+        loss = stepper.step(batch, lr)
     except NonFiniteError as error:
         raise diverged(_first_sentence(error)) from error
     except MatrixError as error:
@@ -377,6 +330,9 @@ def guarded(work: Callable[[], T], stepper: Stepper, diverged: Callable[[str], N
             # A distribution refuses NaN in its parameters before there is a loss.
             raise diverged("The likelihood was given parameters that are not finite") from error
         raise
+    if not math.isfinite(loss):
+        raise diverged(f"The loss became {loss}")
+    return loss
 
 
 def _first_sentence(error: Exception) -> str:

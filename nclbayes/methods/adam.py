@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nclbayes.engines.base import Engine, Problem
 from nclbayes.engines.likelihood import LogLikelihood
-from nclbayes.engines.loop import Look
 from nclbayes.gaussians import State
 
 
@@ -73,30 +72,18 @@ class AdamStepper:
         }
         self._taken = 0
 
-    def look(self, batch: tuple[object, ...]) -> Look:
-        """What a step sees of a batch before it moves; changes nothing.
-
-        Args:
-            batch: The batch.
-
-        Returns:
-            The likelihood and its gradient, by site.
-        """
-        leaves = {site: value.detach().requires_grad_() for site, value in self.values().items()}
-        return Look(*self._likelihood(batch, leaves))
-
-    def step(self, batch: tuple[object, ...], lr: float, look: Look | None = None) -> float:
+    def step(self, batch: tuple[object, ...], lr: float) -> float:
         """Take one step on one batch.
 
         Args:
             batch: The batch.
             lr: The learning rate.
-            look: What was seen of it at these weights, if that was done already.
 
         Returns:
             The mean negative log likelihood before the step.
         """
-        value, gradient, examples = self.look(batch) if look is None else look
+        leaves = {site: value.detach().requires_grad_() for site, value in self.values().items()}
+        value, gradient, examples = self._likelihood(batch, leaves)
         self._taken += 1
         for name, block in self._blocks.items():
             loss_gradient = block.state.block.pack(gradient) / -examples

@@ -12,7 +12,7 @@ from torch import Tensor
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.curvature import Fisher
 from nclbayes.engines.likelihood import LogLikelihood
-from nclbayes.engines.loop import Look, Stepper, run_loop
+from nclbayes.engines.loop import Stepper, run_loop
 from nclbayes.gaussians import State
 
 
@@ -93,30 +93,18 @@ class PlainStepper:
         self.theta = {name: start.clone() for name, start in problem.start.items()}
         self._momentum = {name: torch.zeros_like(theta) for name, theta in self.theta.items()}
 
-    def look(self, batch: tuple[object, ...]) -> Look:
-        """What a step sees of a batch before it moves; changes nothing.
-
-        Args:
-            batch: The batch.
-
-        Returns:
-            The likelihood and its gradient, by site.
-        """
-        leaves = {site: value.detach().requires_grad_() for site, value in self.values().items()}
-        return Look(*self._likelihood(batch, leaves))
-
-    def step(self, batch: tuple[object, ...], lr: float, look: Look | None = None) -> float:
+    def step(self, batch: tuple[object, ...], lr: float) -> float:
         """Take one step on one batch.
 
         Args:
             batch: The batch.
             lr: The learning rate.
-            look: What was seen of it at these weights, if that was done already.
 
         Returns:
             The mean negative log likelihood before the step.
         """
-        value, gradient, examples = self.look(batch) if look is None else look
+        leaves = {site: value.detach().requires_grad_() for site, value in self.values().items()}
+        value, gradient, examples = self._likelihood(batch, leaves)
         for name, block in self._blocks.items():
             g = block.pack(gradient)
             g = g @ self._projections[name] if name in self._projections else g

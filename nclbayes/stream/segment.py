@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from nclbayes.data.task import to_device
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.latecomers import LatecomersError
 from nclbayes.engines.likelihood import log_likelihood
-from nclbayes.engines.loop import History, Holding, Look, Looking, guarded, guarded_step
+from nclbayes.engines.loop import History, Holding, guarded_step
 from nclbayes.engines.place import Place
 from nclbayes.errors import ModelError, NCLError, NonFiniteError
 from nclbayes.fisher import FisherAccumulator
@@ -57,18 +56,6 @@ class Opening:
     fisher_every: int
 
 
-class Scored(NamedTuple):
-    """What was seen of a batch before it was learnt.
-
-    Attributes:
-        score: Its mean log predictive probability.
-        look: What a step on it can go on from, if the engine's steps begin with a look at the batch.
-    """
-
-    score: float
-    look: Look | None
-
-
 class Segment:
     """The batches since the last boundary, as far as they have been learnt.
 
@@ -91,7 +78,6 @@ class Segment:
             source = problem.generator
             self._noise.manual_seed(int(torch.randint(2**63 - 1, (), generator=source, device=source.device)))
         self._stepper = engine.begun(problem)
-        self._looking = self._stepper if isinstance(self._stepper, Looking) else None
         self._fisher = self._nothing() if engine.needs_fisher and not engine.sums_fisher else None
         self._forms: set[object] = set()
         # The mean of the latest weights, which jitter with the batches since the rate does not fall; or the last ones.
@@ -100,58 +86,52 @@ class Segment:
         # Memory for copies, which would otherwise have to be given anew with each batch.
         self._spare: dict[str, Tensor] = {}
 
-    def score(self, batch: Batch) -> Scored:
+    def score(self, batch: Batch) -> float:
         """The mean log predictive probability of a batch, before it is learnt; to look changes nothing.
 
         Args:
             batch: The batch.
 
         Returns:
-            That at the present weights, of which an engine's step can go on; where its steps begin otherwise, at the
-            mean of the latest, or at the last ones, where the engine keeps these.
+            That at the mean of the segment's latest weights, or at the last ones, where the engine keeps these.
 
         Raises:
             DataError: If the batch does not fit the model.
-            ModelError: If it reaches weights that the segment does not have.
             NonFiniteError: If it is NaN or infinite.
         """
-        problem, stepper, look = self.problem, self._looking, None
-        with of_task(self.opening.name, self._where), _no_latecomers():
+        problem = self.problem
+        with of_task(self.opening.name, self._where):
             moved = to_device(batch, problem.device)
             self._check(moved)
-            if stepper is not None:
-                # With the draws that the step will have.
-                with restored(self._noise), drawing_from(self._noise, problem.device):
-                    look = guarded(partial(stepper.look, moved), stepper, self._diverged)
-                total = look.fit
-            else:
-                total = self._fit_at_mean(moved)
+            total, stream = 0.0, torch.Generator().manual_seed(0)
+            with torch.no_grad(), drawing_from(stream, problem.device):
+                for part in problem.parts(moved):
+                    recorder = SiteRecorder({**problem.fixed, **self._mean})
+                    with running(part.batch), as_called(), recorder:
+                        self._run(part.batch)
+                    total += float(log_likelihood(recorder.observed))
             if not math.isfinite(total):
                 raise self._diverged(f"The log predictive probability is {total}")
-        return Scored(total / batch_size(moved), look)
+        return total / batch_size(moved)
 
-    def learn(self, batch: Batch, look: Look | None = None) -> None:
+    def learn(self, batch: Batch) -> None:
         """Take a step on a batch, and let it count.
 
         Args:
             batch: The batch.
-            look: What :meth:`score` saw of it, if nothing has been learnt since.
 
         Raises:
             DataError: If the batch does not fit the model.
             ModelError: If it reaches weights that the segment does not have.
             NonFiniteError: If a number is NaN or infinite.
         """
-        problem, stepper, lr = self.problem, self._stepper, self.engine.rate(0.0)
+        problem = self.problem
         with of_task(self.opening.name, self._where), _no_latecomers():
             moved = to_device(batch, problem.device)
             self._check(moved)
             with drawing_from(self._noise, problem.device):
-                if look is not None and self._looking is not None:
-                    loss = guarded(partial(self._looking.step, moved, lr, look), stepper, self._diverged)
-                else:
-                    loss = guarded_step(stepper, moved, lr, self._diverged)
-            values = stepper.values()
+                loss = guarded_step(self._stepper, moved, self.engine.rate(0.0), self._diverged)
+            values = self._stepper.values()
             for site, value in values.items():
                 if not is_finite(value):
                     raise self._diverged(f"The weights of site '{site}' became NaN or infinite")
@@ -264,17 +244,6 @@ class Segment:
         if self._fisher is not None and "fisher.examples" in tensors:
             self._fisher = self._nothing()
             self._fisher.restore(under(tensors, "fisher."), self.problem.blocks, self.problem.start)
-
-    def _fit_at_mean(self, batch: Batch) -> float:
-        """The log likelihood of a batch at the mean of the latest weights."""
-        problem, total = self.problem, 0.0
-        with torch.no_grad(), drawing_from(torch.Generator().manual_seed(0), problem.device):
-            for part in problem.parts(batch):
-                recorder = SiteRecorder({**problem.fixed, **self._mean})
-                with running(part.batch), as_called(), recorder:
-                    self._run(part.batch)
-                total += float(log_likelihood(recorder.observed))
-        return total
 
     def _run(self, batch: Batch) -> None:
         try:

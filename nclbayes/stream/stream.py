@@ -257,7 +257,7 @@ class Stream:
         if every is None:
             segment.learn(batch)
         else:
-            score, look = segment.score(batch)
+            score = segment.score(batch)
             verdict = test.judged(score, limit(every, settings.window))
             self._note(score, verdict)
             if verdict.odds >= every:
@@ -267,7 +267,7 @@ class Stream:
             waiting = (*held, batch)
             learnt = max(0, len(waiting) - settings.window + 1) if suspected else len(waiting)
             for each in waiting[:learnt]:
-                segment.learn(each, None if held else look)
+                segment.learn(each)
             # The caller may put other numbers into his tensors.
             kept = tuple(each if each is not batch else mapped(torch.clone, batch) for each in waiting[learnt:])
             self._place = replace(self._place, test=test.after(score, verdict.odds, suspected), held=kept)
@@ -285,8 +285,8 @@ class Stream:
         segment = self._segment
         assert segment is not None
         for each in batches:
-            score, look = segment.score(each)
-            segment.learn(each, look)
+            score = segment.score(each)
+            segment.learn(each)
             self._place = replace(self._place, test=self._place.test.after(score, 0.0, suspected=False))
 
     def _open(self, batch: Batch, first: int | None = None) -> None:
