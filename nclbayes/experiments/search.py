@@ -31,6 +31,9 @@ PAPER_RANGES: dict[str, Range] = {
     # Samples of wider priors are noise.
     "variational-ncl": Range("prior_scale", 0.01, 100.0, factor=math.sqrt(10)),
     "vcl": Range("prior_scale", 0.01, 100.0, factor=math.sqrt(10)),
+    "bgd": Range("init_scale", 0.01, 0.1, factor=10**0.25),
+    "foo-vb": Range("init_scale", 0.1, 3.0, factor=math.sqrt(10)),
+    "ivon": Range("hess_init", 0.01, 10.0, factor=math.sqrt(10)),
 }
 
 

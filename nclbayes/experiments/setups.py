@@ -97,9 +97,12 @@ _VARIATIONAL = {
     # A confident classifier has almost no Fisher left; over many classes a tempered one retains far more.
     "variational-ncl/class": {"kronecker_sum": "additive", "fisher_temperature": 10.0},
 }
+# Its own defaults are for far longer training.
+_IVON: dict[str, Mapping[str, Any]] = {"ivon": {"lr": 0.02, "second_momentum": 0.9999, "hess_init": 0.5}}
 # The closest sum leaves the room that many recurrent tasks need; `additive` stiffens whatever one of them has used.
 _KL = {"kronecker_sum": "kl"}
 _RECURRENT: dict[str, Mapping[str, Any]] = {
+    **_IVON,
     **dict.fromkeys(("laplace-ncl", "variational-ncl", "laplace-owm", "laplace-dowm"), _KL),
     # The paper tunes lambda here, and finds that 1 does poorly.
     "kfac": {**_KL, "prior_weight": 100.0},
@@ -120,6 +123,7 @@ _MNIST_METHODS: dict[str, Mapping[str, Any]] = {
     **_per_scenario("kfac", "prior_weight", 1e10, 1e5, 1e4),
     **_per_scenario("owm", "alpha", 1e-2, 1e-5, 1e-4),
     **_VARIATIONAL,
+    **_IVON,
 }
 _CIFAR_METHODS: dict[str, Mapping[str, Any]] = {
     **_per_scenario("si", "prior_weight", 1e2, 1e3, 1e6),
@@ -127,6 +131,7 @@ _CIFAR_METHODS: dict[str, Mapping[str, Any]] = {
     **_per_scenario("kfac", "prior_weight", 1e5, 1e3, 1e10),
     **_per_scenario("owm", "alpha", 1e-2, 1e-2, 1e-4),
     **_VARIATIONAL,
+    **_IVON,
 }
 
 
@@ -139,6 +144,7 @@ _SPLIT_MNIST: dict[str, Any] = {
 # All ten digits in every task, changed in another way for each.
 _CHANGED_MNIST: dict[str, Any] = {
     "prior_scales": {"": {"": 1.0}, "ewc": _NO_PRIOR, "si": _NO_PRIOR},
+    "method_settings": _IVON,
     "quick": {"size": 300, "steps": 20},
     "any_number": True,
 }
@@ -174,6 +180,7 @@ SETUPS: dict[str, Setup] = {
                 "kfac": {"prior_weight": 10.0},
                 "owm": {"alpha": 1e-3},
                 "dowm": {"alpha": 1e-2},
+                **_IVON,
             },
             quick={"steps": 20},
         ),

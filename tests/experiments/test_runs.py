@@ -131,6 +131,17 @@ def test_defaults_come_from_set_method_and_scenario() -> None:
         RunConfig.of("split-mnist", "none", settings={"lr": -1})
 
 
+def test_methods_with_rates_of_their_own_do_not_get_those_of_plain_training() -> None:
+    for name, setup in SETUPS.items():
+        assert {"lr", "momentum"} <= RunConfig.of(name, "none").settings.keys()
+        for method in ("bgd", "foo-vb"):
+            settings = RunConfig.of(name, method).settings
+            assert not {"lr", "momentum"} & settings.keys()
+            assert settings["steps"] == setup.settings["steps"]
+        assert RunConfig.of(name, "ivon").settings["lr"] < 0.1
+    assert RunConfig.of("split-digits", "bgd", settings={"lr": 2.0}).settings["lr"] == 2.0
+
+
 def test_every_scenario_of_the_digits_runs() -> None:
     for scenario in ("task", "domain", "class"):
         settings = {"steps": 30, "batch_size": 32, "lr": 0.1}

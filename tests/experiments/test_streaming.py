@@ -110,6 +110,21 @@ def test_boundaries_are_told_found_or_left_alone() -> None:
     assert found.average_accuracy > none.average_accuracy + 0.2
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("bgd", {"particles": 4}), ("foo-vb", {"particles": 4}), ("ivon", {"lr": 0.1, "second_momentum": 0.999})],
+)
+def test_methods_without_boundaries_learn_a_stream_in_one_segment(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = config(method=method, boundaries="none", settings={"steps": 120, "batch_size": 16, **settings}, tasks=2)
+    record = run(asked, tmp_path / "run", progress=False)
+    assert record.scores[0][0].accuracy > 0.9
+    assert record.scores[1][1].accuracy > 0.8
+    _, _, posterior = reopen(tmp_path / "run")
+    assert posterior.tasks == ("segment 1",)
+
+
 def test_a_recurring_stream_has_two_rounds_and_is_as_long_as_others() -> None:
     tasks = prepared(config())[1]
     streams = {kind: stream_of(config(kind), tasks) for kind in ("hard", "blurred", "recurring", "unchanged")}

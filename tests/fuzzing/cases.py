@@ -15,8 +15,11 @@ import torch
 import nclbayes as ncl
 from nclbayes.engines import PAPER, Engine
 from nclbayes.methods import (
+    BGD,
     EWC,
+    FOOVB,
     GPM,
+    IVON,
     KFAC,
     OWM,
     VCL,
@@ -40,6 +43,9 @@ ENGINES: list[type[Engine]] = [
     OWM,
     GPM,
     VCL,
+    BGD,
+    FOOVB,
+    IVON,
     PlainTraining,
     DiagonalNCL,
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.errors import SettingError
 from nclbayes.gaussians import KroneckerState
+from nclbayes.kronecker import KroneckerPrecision
 from nclbayes.kronecker.blockdiagonal import whole
 from nclbayes.methods import BGD, FOOVB, sampling
 from nclbayes.methods.foovb import KroneckerMove, Solution
@@ -193,6 +196,37 @@ def test_factors_in_blocks_move_as_the_blocks_of_whole_ones(solution: Solution) 
     A = dense._A @ _step_of(K_A / r, solution) / r
     for found, expected in ((blocks._B, dense._B @ step), (blocks._A, A)):
         torch.testing.assert_close(whole(found), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_each_matrix_of_a_stack_moves_as_if_it_were_alone() -> None:
+    def stacked(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, 4, 3), 1.0).to_event(3))
+        out = torch.bmm(x.transpose(0, 1), w).transpose(0, 1)
+        pyro.sample("y", dist.Normal(out, 1.0).to_event(2), obs=y)
+
+    x = inputs(20, 2, 4, seed=1)
+    posterior = ncl.OnlinePosterior(stacked, ncl.LaplaceNCL(steps=3, fisher="exact", lr=0.01))
+    posterior.update(ncl.Task((x, x[..., :3].contiguous()), name="two maps"))
+    (state,) = posterior.blocks.values()
+    assert isinstance(state, KroneckerState)
+    k, m, n = state.block.shape
+    g = torch.Generator().manual_seed(2)
+    phi, psi = (torch.randn(5, k, m, n, generator=g) for _ in range(2))
+    for solution in SOLUTIONS:
+        moves = [KroneckerMove(state, float("inf"), solution)]
+        for i in range(k):
+            factors = KroneckerPrecision.factorise(state.precision.input[i], state.precision.output[i])
+            moves.append(KroneckerMove(replace(state, loc=state.loc[i], precision=factors), float("inf"), solution))
+        means = [state.loc.clone(), *(loc.clone() for loc in state.loc)]
+        for i, (move, mean) in enumerate(zip(moves, means, strict=True)):
+            for noise, gradient in zip(phi, psi, strict=True):
+                move.gather(noise if i == 0 else noise[i - 1], gradient if i == 0 else gradient[i - 1])
+            move.step(mean, 0.5)
+        whole_stack, *alone = moves
+        torch.testing.assert_close(means[0], torch.stack(means[1:]), rtol=1e-5, atol=1e-6)
+        for side in ("_A", "_B"):
+            each = torch.stack([getattr(move, side) for move in alone])
+            torch.testing.assert_close(getattr(whole_stack, side), each, rtol=1e-4, atol=1e-6)
 
 
 def _step_of(K: Tensor, solution: Solution) -> Tensor:

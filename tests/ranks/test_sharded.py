@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.errors import RankError, SettingError
 from nclbayes.gaussians import Factors, ShardedState, State
-from nclbayes.methods import KFAC
+from nclbayes.methods import FOOVB, KFAC
 from nclbayes.storage import read_file, write_file
 from tests.ranks.cases import SETTINGS, blobs, classifier, learner, tasks, tensors
 from tests.ranks.group import failures, together
@@ -25,6 +25,7 @@ ENGINES: dict[str, Any] = {
     "adam": ncl.LaplaceNCL(steps_by="adam", lr=1e-3, **SETTINGS),
     "fixed": ncl.LaplaceNCL(**{**ncl.engines.PAPER, **SETTINGS}, retention=0.9, trust_radius=5.0),
     "kfac": KFAC(**SETTINGS),
+    "foo-vb": FOOVB(**SETTINGS, init_scale=0.3),
 }
 
 
@@ -108,7 +109,7 @@ def test_it_is_the_posterior_of_one_process_and_each_holds_its_share(tmp_path: P
 
 @pytest.mark.slow
 def test_so_it_is_with_other_settings_and_methods(tmp_path: Path) -> None:
-    compare(["adam", "fixed", "kfac"], tmp_path)
+    compare(["adam", "fixed", "kfac", "foo-vb"], tmp_path)
 
 
 class Stop(Exception):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import nclbayes as ncl
 from nclbayes.errors import DataError, FileError, NCLError, NonFiniteError, SettingError
-from nclbayes.methods import EWC, KFAC, OWM, DiagonalNCL, PlainTraining, ReplayLearner
+from nclbayes.methods import BGD, EWC, FOOVB, IVON, KFAC, OWM, DiagonalNCL, PlainTraining, ReplayLearner
 from nclbayes.stream import Changed, Consolidated, Opened, Reason
 from nclbayes.tasks import split_digits
 from nclbayes.tasks.streams import hard
@@ -31,6 +31,9 @@ ENGINES = [
     EWC(lr=0.003),
     KFAC(lr=0.003),
     PlainTraining(),
+    BGD(particles=2, init_scale=0.3),
+    FOOVB(particles=2),
+    IVON(second_momentum=0.99),
 ]
 
 

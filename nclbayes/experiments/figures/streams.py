@@ -214,13 +214,25 @@ _OURS = (_way("laplace-ncl", "found"), _way("laplace-ncl", "told"))
 _EVERY = tuple({"boundaries": length} for length in (100, 150, 200, 300, 400, 600, 1000, 1500))
 
 
+# As many candidates for each method that needs no boundaries.
+_BGD = tuple({"init_scale": scale, "lr": eta} for scale in (0.01, 0.02, 0.04, 0.06) for eta in (1.0, 3.0))
+_FOOVB = tuple({"init_scale": scale, "lr": eta} for scale in (0.3, 0.6, 1.0, 1.5) for eta in (0.5, 1.0))
+_IVON = tuple(
+    {"lr": lr, "hess_init": h, "second_momentum": beta_2}
+    for lr in (0.01, 0.03)
+    for h in (0.3, 3.0)
+    for beta_2 in (0.9999, 0.99999)
+)
+_WITHOUT = (_way("bgd", "none", *_BGD), _way("foo-vb", "none", *_FOOVB), _way("ivon", "none", *_IVON))
+
+
 def _scale(**changes: Any) -> dict[str, Any]:
     every = {**_way("laplace-ncl", "every", *_EVERY), "boundaries": "300"}
     usual: dict[str, Any] = {
         "set": "permuted-mnist",
         "scenario": None,
         "kinds": ["hard", "blurred", "recurring", "unchanged"],
-        "ways": [*_OURS, every],
+        "ways": [*_OURS, every, *_WITHOUT],
         "tasks": 10,
         "units": 100,
         "steps": 469,
