@@ -10,6 +10,7 @@ from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
 from nclbayes.analysis.stream_plots import draw_odds, draw_scores
+from nclbayes.experiments.comparison import ComparisonError
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import letter, panels
 from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, Statement, Workplace
@@ -62,9 +63,21 @@ def _tuned(way: Settings, settings: Settings, place: Workplace) -> list[Row]:
         )
         for k, candidate in enumerate(candidates)
     ]
-    records = place.run_all(runs)
+    records: list[Record | None]
+    try:
+        records = [*place.run_all(runs)]
+    except ComparisonError as error:
+        # Candidates with which learning diverges are not chosen.
+        if not error.is_divergence:
+            raise
+        records = [next((record for done, record in error.done if done == config), None) for config, _ in runs]
     return [
-        {"way": way["way"], "candidate": k, "is": _shown(candidate), "accuracy": _average(record)}
+        {
+            "way": way["way"],
+            "candidate": k,
+            "is": _shown(candidate),
+            "accuracy": None if record is None else _average(record),
+        }
         for k, (candidate, record) in enumerate(zip(candidates, records, strict=True))
     ]
 
@@ -215,7 +228,7 @@ _EVERY = tuple({"boundaries": length} for length in (100, 150, 200, 300, 400, 60
 
 
 # As many candidates for each method that needs no boundaries.
-_BGD = tuple({"init_scale": scale, "lr": eta} for scale in (0.01, 0.02, 0.04, 0.06) for eta in (1.0, 3.0))
+_BGD = tuple({"init_scale": scale, "lr": eta} for scale in (0.02, 0.04, 0.06, 0.08) for eta in (1.0, 3.0))
 _FOOVB = tuple({"init_scale": scale, "lr": eta} for scale in (0.3, 0.6, 1.0, 1.5) for eta in (0.5, 1.0))
 _IVON = tuple(
     {"lr": lr, "hess_init": h, "second_momentum": beta_2}
