@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from nclbayes.analysis.names import plain
+from nclbayes.cli.bench import bench_app
 from nclbayes.cli.data import data_app, info
 from nclbayes.cli.options import Interrupted, interruptible
 from nclbayes.cli.report import report_app
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.add_typer(run_app)
 app.add_typer(report_app)
 app.add_typer(study_app)
+app.add_typer(bench_app)
 app.add_typer(data_app, name="data")
 app.command()(info)
 

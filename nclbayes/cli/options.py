@@ -111,6 +111,31 @@ def read_settings(options: list[str] | None, steps: int | None = None) -> dict[s
     return settings
 
 
+def read_seeds(text: str) -> list[int]:
+    """Seeds from text.
+
+    Args:
+        text: Such as 0-4 or 1,3,5.
+
+    Returns:
+        The seeds.
+
+    Raises:
+        SettingError: If it is not of that form.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, separator, last = part.partition("-")
+        try:
+            found += range(int(first), int(last) + 1) if separator else [int(first)]
+        except ValueError:
+            found.clear()
+            break
+    if not found:
+        raise SettingError(f"Seeds are given as 0-4 or 1,3,5, not '{text}'.")
+    return found
+
+
 def read_device(name: str) -> str:
     """A device that is there.
 

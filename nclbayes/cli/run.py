@@ -27,6 +27,7 @@ from nclbayes.cli.options import (
     Units,
     interruptible,
     read_device,
+    read_seeds,
     read_settings,
     refuse_launched,
     sayer,
@@ -142,7 +143,7 @@ def compare(
     configs = [
         _config(set, method, scenario, seed, tuned, settings, None, where, given)
         for method in dict.fromkeys(name.strip() for name in methods.split(","))
-        for seed in dict.fromkeys(_numbers(seeds))
+        for seed in dict.fromkeys(read_seeds(seeds))
     ]
     _refuse_unused(tuned, configs)
     first = configs[0]
@@ -234,18 +235,3 @@ def _compare(configs: list[RunConfig], out: Path, workers: Workers, quiet: bool,
         show(by_label(done), write_page(out, configs[0].set, done), quiet, as_json)
     if failed is not None:
         raise failed
-
-
-def _numbers(text: str) -> list[int]:
-    """Numbers from text such as 0-4 or 1,3,5."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, separator, last = part.partition("-")
-        try:
-            found += range(int(first), int(last) + 1) if separator else [int(first)]
-        except ValueError:
-            found.clear()
-            break
-    if not found:
-        raise SettingError(f"Seeds are given as 0-4 or 1,3,5, not '{text}'.")
-    return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nclbayes.analysis.drawing import PALETTE
 from nclbayes.analysis.measures import mean_and_error
 from nclbayes.analysis.record import Record
+from nclbayes.experiments.benchmarks.published import PUBLISHED, SCENARIOS
 from nclbayes.experiments.comparison import run_folder
 from nclbayes.experiments.config import RunConfig
 from nclbayes.experiments.figures.panels import panels
@@ -19,33 +20,6 @@ from nclbayes.experiments.figures.recipe import Recipe, Results, Row, Settings, 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SCENARIOS = ("task", "domain", "class")
-
-# Test accuracy in % after all tasks, mean and standard error over 20 (MNIST) or 10 (CIFAR-100) seeds: the paper's
-# table of numerical results.
-PUBLISHED: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
-    "split-mnist": {
-        "none": ((81.58, 1.64), (59.47, 1.71), (19.88, 0.02)),
-        "joint": ((99.69, 0.02), (98.69, 0.04), (98.32, 0.05)),
-        "si": ((97.24, 0.55), (65.20, 1.48), (21.40, 1.30)),
-        "ewc": ((98.67, 0.22), (63.44, 1.70), (20.08, 0.16)),
-        "kfac": ((99.04, 0.10), (67.86, 1.33), (19.99, 0.04)),
-        "owm": ((99.36, 0.05), (87.46, 0.74), (80.73, 1.11)),
-        "laplace-ncl (unit prior)": ((99.53, 0.03), (84.90, 1.06), (47.49, 0.84)),
-        "laplace-ncl": ((99.55, 0.03), (91.48, 0.64), (69.31, 1.65)),
-    },
-    "split-cifar100": {
-        "none": ((61.43, 0.36), (18.42, 0.33), (7.71, 0.18)),
-        "joint": ((78.78, 0.25), (46.85, 0.51), (49.78, 0.21)),
-        "si": ((74.84, 0.39), (22.58, 0.37), (7.02, 1.04)),
-        "ewc": ((75.38, 0.24), (19.97, 0.44), (7.74, 0.18)),
-        "kfac": ((76.61, 0.23), (26.57, 0.66), (7.59, 0.17)),
-        "owm": ((77.07, 0.27), (28.51, 0.30), (29.23, 0.51)),
-        "laplace-ncl (unit prior)": ((77.88, 0.26), (32.81, 0.38), (16.63, 0.34)),
-        "laplace-ncl": ((78.38, 0.27), (38.79, 0.24), (26.36, 1.09)),
-    },
-}
 
 _UNIT = " (unit prior)"
 # The continual methods that the paper sets NCL against.
