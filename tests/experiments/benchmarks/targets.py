@@ -21,12 +21,12 @@ from nclbayes.experiments.benchmarks import CELLS
 
 FILE = Path(__file__).with_name("targets.json")
 SHORT = {"steps": 100}
-SEEDS = (0, 1, 2, 3)
+SEEDS = tuple(range(6))
 NAMES = (
     "split-digits-domain-laplace-ncl",
     "split-digits-class-variational-ncl",
     "split-digits-task-ewc",
-    "split-digits-domain-owm",
+    "split-digits-task-owm",
     "split-digits-domain-replay",
 )
 # In points. Two of the 360 test images: less than that says nothing, however alike the seeds are.
