@@ -39,6 +39,7 @@ PACKAGES = (
     ".tasks",
     ".analysis",
     ".experiments",
+    ".experiments.benchmarks",
     ".experiments.figures",
 )
 

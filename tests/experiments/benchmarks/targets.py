@@ -1,7 +1,7 @@
 """Short forms of five cells, and the accuracies that they had when their targets were stored.
 
 ``python -m tests.experiments.benchmarks.targets`` runs them and exits with 1 if one has moved, 125 if it cannot be run
-(what ``git bisect run`` takes as a commit to skip); with ``--update`` it stores what it found, as of the present commit.
+(what ``git bisect run`` takes as a commit to skip); with ``--update`` it stores what it found, as of this commit.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def complaint(name: str, accuracies: Sequence[float], target: Target) -> str | N
         return None
     command = f"python -m {__spec__.name} {name}"
     return (
-        f"{name}: {mean:.2f} ± {error:.2f} %, where its target is {target.accuracy:.2f} ± {target.tolerance:.2f}, which "
-        f"stands since commit {target.commit}. What moved it: `git bisect start HEAD {target.commit} && git bisect run "
-        f"{command}`. If it is meant to be so: `{command} --update`, with the reason in the commit's message."
+        f"{name}: {mean:.2f} ± {error:.2f} %, where its target is {target.accuracy:.2f} ± {target.tolerance:.2f}, "
+        f"which stands since commit {target.commit}. What moved it: "
+        f"`git bisect start HEAD {target.commit} && git bisect run {command}`. "
+        f"If it is meant to be so: `{command} --update`, with the reason in the commit's message."
     )
 
 
