@@ -163,6 +163,16 @@ def run_cells(
 
     Raises:
         ComparisonError: If runs fail, once all others are done.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nclbayes.experiments.benchmarks import Cell, run_cells
+        >>> cell = Cell("split-digits-domain-none", "none", "split-digits", "domain", 2, {"steps": 5})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     (result,) = run_cells([cell], [0], Path(folder), progress=False)
+        >>> result.seeds
+        (0,)
     """
     runs = [(cell.config(seed, device), _folder(out, cell, seed)) for cell in cells for seed in seeds]
     run_all(runs, jobs=jobs, cluster=cluster, progress=progress, say=say)

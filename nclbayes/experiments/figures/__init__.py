@@ -10,6 +10,7 @@ from nclbayes.experiments.figures import (
     sequences,
     streams,
     toy,
+    uncertainty,
 )
 from nclbayes.experiments.figures.recipe import SCALES, Recipe, Results, Statement, Workplace, make
 from nclbayes.methods.registry import named
@@ -27,6 +28,7 @@ FIGURES: dict[str, Recipe] = {
         dynamics.RECIPE,
         nvcl.RECIPE,
         streams.RECIPE,
+        uncertainty.RECIPE,
     )
 }
 """Every recipe by its name."""
