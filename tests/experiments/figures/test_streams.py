@@ -24,7 +24,7 @@ def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
 
 
 def test_each_way_has_as_many_candidates() -> None:
-    ways = {way["way"]: way for way in RECIPE.scales["laptop"]["ways"]}
+    ways = {way["way"]: way for way in RECIPE.scales["paper"]["ways"]}
     assert {"bgd", "foo-vb", "ivon"} <= ways.keys()
     assert {len(way["candidates"]) for way in ways.values()} == {1, 8}
     assert all(way["boundaries"] == "none" for name, way in ways.items() if name in ("bgd", "foo-vb", "ivon"))
