@@ -43,8 +43,8 @@ class Way:
 OURS = {"found": [Way(ncl.LaplaceNCL(), "found")], "told": [Way(ncl.LaplaceNCL(), "told")]}
 EVERY = {"every 110": [Way(ncl.LaplaceNCL(), "110")]}
 RIVALS: dict[str, list[Way]] = {
-    "every X": [Way(ncl.LaplaceNCL(), str(length)) for length in (40, 75, 110, 150, 200, 300, 450, 600)],
-    "bgd": [Way(BGD(init_scale=scale, lr=lr)) for scale, lr in product((0.03, 0.06, 0.12, 0.2), (1.0, 3.0))],
+    "every X": [Way(ncl.LaplaceNCL(), str(length)) for length in (40, 75, 110, 150, 200, 250, 400, 550)],
+    "bgd": [Way(BGD(init_scale=scale, lr=lr)) for scale, lr in product((0.06, 0.12, 0.2, 0.3), (1.0, 3.0))],
     "foo-vb": [Way(FOOVB(init_scale=scale, lr=lr)) for scale, lr in product((0.3, 0.6, 1.0, 1.5), (0.5, 1.0))],
     "ivon": [
         Way(IVON(lr=lr, hess_init=h, second_momentum=beta_2))
@@ -100,7 +100,8 @@ def best(name: str, candidates: Sequence[Way]) -> Way:
             scores.append(run(source, 10, way)[0])
         except ncl.errors.NonFiniteError:
             scores.append(0.0)
-        print(f"tuning {name}: {way.engine}, boundaries {way.boundaries}: {scores[-1]:.1f}", flush=True)
+        told = {what: value for what, value in vars(way.engine).items() if value != getattr(type(way.engine), what)}
+        print(f"tuning {name}: {told}, boundaries {way.boundaries}: {scores[-1]:.1f}", flush=True)
     return candidates[scores.index(max(scores))]
 
 
