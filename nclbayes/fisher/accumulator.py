@@ -164,16 +164,6 @@ class FisherAccumulator:
         self._squares.scale(factor)
         self.examples *= factor
 
-    def multiply(self) -> None:
-        """Sum what was added and is still held as rows, which otherwise wait until there are many.
-
-        Raises:
-            NonFiniteError: If an activation or gradient was NaN or infinite.
-        """
-        for sums in self._sums.values():
-            sums.multiply()
-        self._check_finite()
-
     def of_all(self, ranks: Ranks) -> FisherAccumulator:
         """What all ranks have summed, each its share; itself, if there is one rank.
 
@@ -233,7 +223,9 @@ class FisherAccumulator:
         if self.examples == 0:
             raise DataError("No batch was added, so there is no Fisher yet.")
         scale = 1.0 if size is None else size / self.examples
-        self.multiply()
+        for sums in self._sums.values():
+            sums.multiply()
+        self._check_finite()
         return OneByOne(self._sums, self._squares.squares, scale, self.samples, self.examples)
 
     def tensors(self) -> dict[str, Tensor]:

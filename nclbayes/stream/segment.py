@@ -275,8 +275,8 @@ class Segment:
         for part, stream in self.problem.drawn_parts(batch):
             fisher.generator = stream
             self.problem.meet(fisher.update(part.batch, part.weight * (count / unit) ** _RECENCY))
-        # What is not finite must not wait among rows until the batch is gone.
-        fisher.multiply()
+        # To be asked sums the rows that wait: what is not finite must not be found when its batch is gone.
+        fisher.one_by_one()
 
     def _nothing(self) -> FisherAccumulator:
         engine, problem = self.engine, self.problem
