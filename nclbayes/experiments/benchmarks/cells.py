@@ -216,7 +216,7 @@ def find_cells(names: Sequence[str]) -> list[Cell]:
     """Cells by their names.
 
     Args:
-        names: Names, or patterns such as "split-digits-*".
+        names: Names, or patterns such as ``"split-digits-*"``.
 
     Returns:
         The cells, in the order of the table.
