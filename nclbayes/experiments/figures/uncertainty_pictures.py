@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Look = Mapping[str, Any]
+# Below this share of the examples no error rate is drawn.
+_FEW = 0.05
 
 
 def picture(tables: Mapping[str, Sequence[Row]], end: str) -> Figure:
@@ -81,7 +83,8 @@ def _reliability(axes: Axes, rows: Sequence[Row], looks: Mapping[str, Look]) -> 
 
 
 def _risk(axes: Axes, rows: Sequence[Row], looks: Mapping[str, Look]) -> None:
-    """The error rate of the surest share of examples, the mean over seeds."""
+    """The error rate of the surest share of examples, the mean over seeds; of the first few it is all or nothing."""
+    rows = [row for row in rows if row["coverage"] >= _FEW]
     for way, look in looks.items():
         own = sorted((row for row in rows if row["way"] == way), key=lambda row: row["coverage"])
         points = [(x, mean_and_error(row["risk"] for row in at)[0]) for x, at in groupby(own, lambda r: r["coverage"])]
@@ -122,5 +125,5 @@ def _foreign(axes: Axes, rows: Sequence[Row], looks: Mapping[str, Look]) -> None
         places = [i + width * (k - (len(looks) - 1) / 2) for i in range(len(kinds))]
         axes.bar(places, heights, width=0.9 * width, color=look["color"])
     axes.axhline(0.5, color="0.4", linewidth=0.8, linestyle=":")
-    axes.set_xticks(range(len(kinds)), [kind.replace(" ", "\n") for kind in kinds])
+    axes.set_xticks(range(len(kinds)), [kind.replace(" ", "\n", 1) for kind in kinds])
     axes.set(ylabel="AUROC", ylim=(0, 1.02))
