@@ -8,7 +8,6 @@ from nclbayes.errors import SettingError
 from nclbayes.experiments.benchmarks import CELLS, find_cells
 from nclbayes.experiments.benchmarks.cells import MISSING
 from nclbayes.experiments.benchmarks.published import PUBLISHED, SCENARIOS, SOURCES, Checked
-from nclbayes.methods import METHODS
 
 
 def test_every_cell_is_a_run_and_no_two_are_the_same() -> None:
@@ -52,7 +51,7 @@ def test_the_sources_say_how_they_are_known() -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_method_by_name_is_a_cell_only_if_it_is_there(scenario: str) -> None:
-    assert (f"split-mnist-{scenario}-ivon" in CELLS) is ("ivon" in METHODS)
+    assert f"split-mnist-{scenario}-ivon" in CELLS
 
 
 def test_cells_are_found_by_name_and_by_pattern_in_the_order_of_the_table() -> None:
