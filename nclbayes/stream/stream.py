@@ -26,6 +26,10 @@ from nclbayes.stream.settings import StreamSettings
 from nclbayes.watch.nesting import mapped, tensors_of
 from nclbayes.watch.run import Model
 
+# No segment is found to end before it has this share of the size that it is told to have: a task that fades into the
+# next one would be taken for several.
+_SHORTEST = 0.125
+
 
 class Stream:
     """Learns from one batch after the other, and finds by itself where a task ends.
@@ -259,6 +263,8 @@ class Stream:
         else:
             score = segment.score(batch)
             verdict = test.judged(score, limit(every, settings.window))
+            if segment.examples < _SHORTEST * settings.segment_size:
+                verdict = Verdict(1.0, verdict.expected, 0.0)
             self._note(score, verdict)
             if verdict.odds >= every:
                 self._tell(score, verdict, batch)
