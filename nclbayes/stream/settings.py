@@ -16,7 +16,8 @@ class StreamSettings:
 
     Attributes:
         segment_size: About how many examples a segment has. An engine scales its steps to it, where it asks for the
-            size of a task; what is added to the posterior in the end is scaled to the examples that came.
+            size of a task; what is added to the posterior in the end is scaled to the examples that came. In the first
+            eighth of it no end is looked for.
         window: How many batches are held at most, the present one included. A batch that may be the first of a new
             segment is not learnt until that is clear, or so many are held.
         false_alarm_every: In a stream that does not change, how many batches it takes on average, at least, until a

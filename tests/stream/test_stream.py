@@ -90,6 +90,18 @@ def test_split_digits_are_found_and_kept() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("size", "told"), [(500, [61]), (5000, [])])
+def test_a_segment_is_not_found_to_end_in_the_first_eighth_of_its_size(size: int, told: list[int]) -> None:
+    model = ncl.BayesianNetwork(torch.nn.Linear(2, 1), ncl.Normal(0.3), prior=dist.Normal(0.0, 1.0))
+    found, draw = ncl.Stream(ncl.OnlinePosterior(model, ncl.LaplaceNCL()), segment_size=size), torch.Generator()
+    draw.manual_seed(0)
+    for k in range(76):
+        x = torch.randn(8, 2, generator=draw)
+        found.observe(x, (1.0 if k < 60 else -1.0) * x.sum(-1, keepdim=True))
+    # 76 batches of 8 are less than an eighth of 5,000.
+    assert [event.first for event in found.events if isinstance(event, Changed)] == told
+
+
 @pytest.mark.parametrize("kind", ["normal", "poisson", "categorical"])
 def test_a_stream_that_does_not_change_has_no_boundary(kind: str) -> None:
     assert changes(observed(stream(kind), draws(kind, 0, 3000))) == []
@@ -402,7 +414,7 @@ def test_mappings_are_batches_too(tmp_path: Path) -> None:
         torch.manual_seed(0)
         return ncl.BayesianNetwork(Named(), ncl.Categorical(), prior=dist.Normal(0.0, 1.0))
 
-    found = ncl.Stream(ncl.OnlinePosterior(new(), ncl.LaplaceNCL()), false_alarm_every=100.0)
+    found = ncl.Stream(ncl.OnlinePosterior(new(), ncl.LaplaceNCL()), false_alarm_every=100.0, segment_size=2000)
     for x, y in draws("categorical", 0, 60) + draws("categorical", 1, 30):
         found.observe({"features": x}, y)
         if found.held:
