@@ -62,6 +62,7 @@ MEASURES = {
     "forward transfer": Measure("forward transfer", "%", 100, 1),
     "average loss": Measure("loss", "nats", 1, 3),
     "calibration error": Measure("calibration error", "%", 100, 1),
+    "log evidence": Measure("log evidence", "nats", 1, 1),
     "seconds": Measure("learning time", "minutes", 1 / 60, 2),
 }
 """How each number of a record's summary is shown."""

@@ -7,7 +7,7 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from nclbayes.analysis.evaluation import Score
 from nclbayes.errors import SettingError
 from nclbayes.storage import Misfit, read_document, refused, write_document, write_text
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass
@@ -31,6 +31,8 @@ class Record:
         losses: The training losses of each task, if they were kept.
         seconds: How long each task took to learn.
         baseline: The accuracies before any task was learnt, for forward transfer.
+        evidence: The log evidence of each task given the earlier ones, as :class:`~nclbayes.UpdateReport` has it; None
+            where there is none.
         about: Anything else worth keeping, such as the method and the seed.
 
     Example:
@@ -48,15 +50,23 @@ class Record:
     losses: list[list[float]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     baseline: list[float] = field(default_factory=list)
+    evidence: list[float | None] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, scores: Sequence[Score], losses: Sequence[float] = (), seconds: float = math.nan) -> None:
+    def add(
+        self,
+        scores: Sequence[Score],
+        losses: Sequence[float] = (),
+        seconds: float = math.nan,
+        evidence: float | None = None,
+    ) -> None:
         """Add the scores after one more task.
 
         Args:
             scores: For the tasks from the first on, at least those learnt so far.
             losses: The task's training losses.
             seconds: How long it took.
+            evidence: Its log evidence given the earlier tasks, if the engine tells one.
 
         Raises:
             SettingError: If there are too few or too many scores, or the record is full.
@@ -69,6 +79,7 @@ class Record:
         self.scores.append(list(scores))
         self.losses.append([float(loss) for loss in losses])
         self.seconds.append(float(seconds))
+        self.evidence.append(None if evidence is None else float(evidence))
 
     @property
     def is_complete(self) -> bool:
@@ -126,6 +137,16 @@ class Record:
             return math.nan
         return sum(matrix[j - 1][j] - self.baseline[j] for j in range(1, k)) / (k - 1)
 
+    @property
+    def log_evidence(self) -> float:
+        """The sum over the tasks learnt of log p(D_k | D_1 .. D_{k-1}), in nats: the prequential log evidence.
+
+        It is the log probability of all training examples, each task predicted before it was learnt, and as good as the
+        Laplace approximations that it consists of. It says nothing of what was forgotten. NaN if a task has none.
+        """
+        known = [value for value in self.evidence if value is not None]
+        return sum(known) if known and len(known) == len(self.scores) else math.nan
+
     def summary(self) -> dict[str, float]:
         """All averages by name."""
         return {
@@ -135,11 +156,12 @@ class Record:
             "forward transfer": self.forward_transfer,
             "average loss": self.average_loss,
             "calibration error": self.average_calibration_error,
+            "log evidence": self.log_evidence,
             "seconds": sum(self.seconds),
         }
 
     def __str__(self) -> str:
-        """Accuracies in percent, a row after each task, and the averages."""
+        """Accuracies in percent, a row after each task, the averages, and the log evidence where there is one."""
         width = max(map(len, self.tasks), default=0)
         lines = []
         for name, row in zip(self.tasks, self.matrix(), strict=False):
@@ -147,6 +169,8 @@ class Record:
             lines.append(f"after {name:{width}}{''.join(shown)}")
         if self.scores:
             lines.append(f"average accuracy {self.average_accuracy:.1%}, forgetting {100 * self.forgetting:.1f} points")
+        if not math.isnan(self.log_evidence):
+            lines.append(f"prequential log evidence {self.log_evidence:,.1f} nats")
         return "\n".join(lines) or "no task has been scored yet"
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -180,7 +204,7 @@ class Record:
         Raises:
             FileError: If it is no record, a damaged one, or one of a newer format.
         """
-        record: Record = read_document(path, cls, "a record of nclbayes", _FORMAT, finite=False)
+        record: Record = read_document(path, cls, "a record of nclbayes", _FORMAT, finite=False, upgrade=_upgraded)
         with refused(path, "a record of nclbayes"):
             record._check()
         return record
@@ -192,6 +216,8 @@ class Record:
             raise Misfit(f"it has {learnt} rows of scores and {len(self.baseline)} baselines for {count} tasks")
         if len(self.losses) != learnt or len(self.seconds) != learnt:
             raise Misfit(f"it has losses of {len(self.losses)} tasks and seconds of {len(self.seconds)}, not {learnt}")
+        if len(self.evidence) != learnt:
+            raise Misfit(f"it has the evidence of {len(self.evidence)} tasks, not {learnt}")
         for i, row in enumerate(self.scores):
             if not i < len(row) <= count:
                 raise Misfit(f"scores[{i}] has {len(row)} scores, not {i + 1} to {count}")
@@ -201,3 +227,8 @@ class Record:
             return math.nan
         last = self.matrix(what)[-1][: len(self.scores)]
         return sum(last) / len(last)
+
+
+def _upgraded(record: Record, version: int) -> Record:
+    """What a record of an earlier format means: before the second there was no evidence."""
+    return replace(record, evidence=[None] * len(record.scores)) if version < 2 else record

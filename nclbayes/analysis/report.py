@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
 Runs = Mapping[str, Sequence[Record]]
 """The records of each method, one a seed."""
 
-_COLUMNS = ("average accuracy", "forgetting", "backward transfer", "average loss", "calibration error", "seconds")
+_COLUMNS = (
+    *("average accuracy", "forgetting", "backward transfer", "average loss", "calibration error"),
+    *("log evidence", "seconds"),
+)
+_EVIDENCE = (
+    "Log evidence: the sum over tasks of log p(data of the task | data of earlier ones), which is the log probability "
+    "of all training examples, each task predicted before it was learnt. Higher is better, between runs on the same "
+    "examples. It is estimated around the weights that were found (Laplace), and says nothing of what was forgotten. "
+    "Only Laplace-NCL and diagonal NCL estimate it, where each example counts once (likelihood_weight=1)."
+)
 _ZOOM = 1.2
 # Whatever a name may hold, a browser runs no script and loads nothing.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -54,7 +64,8 @@ img { max-width: 100%; height: auto; }
 def text_table(runs: Runs) -> list[list[str]]:
     """The numbers of each method: mean ± standard error over its records.
 
-    Where some values are not finite, the mean is over the others, and "(3 of 4)" says how many those are.
+    Where some values are not finite, the mean is over the others, and "(3 of 4)" says how many those are. There is a
+    column for the log evidence if any record has it.
 
     Args:
         runs: The records of each method, one a seed.
@@ -76,14 +87,21 @@ def text_table(runs: Runs) -> list[list[str]]:
         ncl | 1 | 90.0 | 1.50
     """
     measures.check_runs(runs)
-    shown = [measures.MEASURES[what] for what in _COLUMNS]
+    columns = _columns(runs)
+    shown = [measures.MEASURES[what] for what in columns]
     table = [["Method", "Seeds", *(f"{measure.title} ({measure.unit})".capitalize() for measure in shown)]]
     for name, records in runs.items():
         unfinished = sum(not record.is_complete for record in records)
         seeds = f"{len(records)} ({unfinished} unfinished)" if unfinished else f"{len(records)}"
-        numbers = [measures.MEASURES[what].write(measures.values_of(records, what)) for what in _COLUMNS]
+        numbers = [measures.MEASURES[what].write(measures.values_of(records, what)) for what in columns]
         table.append([name, seeds, *numbers])
     return table
+
+
+def _columns(runs: Runs) -> list[str]:
+    """What the table has."""
+    has_evidence = any(math.isfinite(record.log_evidence) for records in runs.values() for record in records)
+    return [what for what in _COLUMNS if what != "log evidence" or has_evidence]
 
 
 def write_report(path: str | os.PathLike[str], title: str, runs: Runs, facts: Mapping[str, str]) -> Path:
@@ -154,6 +172,8 @@ def _notes(runs: Runs, table: list[list[str]]) -> str:
         notes.append("(n of m): the number is not finite in the other seeds, which are left out of the mean.")
     if "-" in cells:
         notes.append("A dash: there is no finite value.")
+    if "log evidence" in _columns(runs):
+        notes.append(_EVIDENCE)
     return f'<p class="note">{_shown(" ".join(notes))}</p>'
 
 

@@ -25,6 +25,16 @@ from nclbayes.stream import Changed, Judged, StreamSettings
 
 report_app = typer.Typer()
 
+# What the terminal shows of the report's table, and how it calls it.
+_SHORT = {
+    "Average accuracy (%)": "accuracy %",
+    "Forgetting (%)": "forgetting %",
+    "Loss (nats)": "loss",
+    "Calibration error (%)": "calibration error %",
+    "Log evidence (nats)": "log evidence",
+    "Learning time (minutes)": "minutes",
+}
+
 
 @report_app.command(epilog="Example: `nclbayes report runs/split-digits-domain`")
 def report(
@@ -153,10 +163,12 @@ def show(runs: dict[str, list[Record]], page: Path, quiet: bool, as_json: bool) 
         print(json.dumps({"methods": found, "report": str(page)}))
     elif not quiet:
         table = Table(box=None, pad_edge=False)
+        header, *rows = text_table(runs)
         table.add_column("method", no_wrap=True)
-        for heading in ("accuracy %", "forgetting %", "loss", "calibration error %", "minutes"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for name, _, accuracy, forgetting, _, loss, calibration, minutes in text_table(runs)[1:]:
-            table.add_row(Text(plain(name)), accuracy, forgetting, loss, calibration, minutes)
+        chosen = [(header.index(title), short) for title, short in _SHORT.items() if title in header]
+        for _, short in chosen:
+            table.add_column(short, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(Text(plain(row[0])), *(row[column] for column, _ in chosen))
         Console(width=max(100, Console().width)).print(table)
         print(plain(f"Report and pictures: {page.parent.resolve()}"))

@@ -91,6 +91,13 @@ def tune(
     ] = None,
     trials: Annotated[int | None, typer.Option(help="How many values to try; default: the whole grid.", min=1)] = None,
     sampler: Annotated[str, typer.Option(help="grid or tpe.")] = "grid",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="accuracy, on held-out examples, or evidence: how probable each task was before it was learnt "
+            "(for laplace-ncl and diagonal-ncl, with `-o likelihood_weight=1`)."
+        ),
+    ] = "accuracy",
     out: Annotated[Path | None, typer.Option(help="The search's folder; the same command goes on in it.")] = None,
     storage: Annotated[
         str | None,
@@ -124,15 +131,17 @@ def tune(
         device=read_device(device),
         paper=paper,
     )
-    search = Search(base, tuple(Range.parse(text) for text in range or []), trials, sampler)
+    search = Search(base, tuple(Range.parse(text) for text in range or []), trials, sampler, objective)
     out = Path("tuned") / f"{base.set}-{base.scenario or 'run'}-{method}" if out is None else out
     refuse_launched()
     with interruptible():
         tuned = search_for(search, out, storage=storage, jobs=jobs, cluster=cluster, say=sayer(quiet or as_json))
     values: dict[str, Any] = dict(tuned.values)
     if as_json:
-        print(json.dumps({"values": values, "score": tuned.score, "file": str(out / "tuned.json")}))
+        told = {"values": values, "score": tuned.score, "objective": tuned.objective}
+        print(json.dumps({**told, "file": str(out / "tuned.json")}))
     elif not quiet:
         shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-        print(f"Best: {shown} ({tuned.score:.4g} on seed {seed})")
+        what = "log evidence " if tuned.objective == "evidence" else ""
+        print(f"Best: {shown} ({what}{tuned.score:.6g} on seed {seed})")
         print(f"Use it with --tuned {out / 'tuned.json'}")

@@ -247,6 +247,11 @@ class Engine(EngineSettings, ABC):
             The Gaussians after it; the problem's own are left as they were.
         """
 
+    @property
+    def has_evidence(self) -> bool:
+        """Whether, with these settings, it estimates the log evidence of a task."""
+        return False
+
     def begun(self, problem: Problem) -> Stepper:
         """What takes the steps of a task.
 

@@ -45,7 +45,7 @@ class TrustRegion(Engine):
         history = run_loop(stepper, self, problem)
         fishers, fit = task_fisher(self, problem, stepper.values())
         after, memory = self.ended(problem, stepper, fishers)
-        is_bayes = self._is_bayes() and problem.task.is_bayes
+        is_bayes = self.has_evidence and problem.task.is_bayes
         evidence = _log_evidence(fit, problem.states, after) if is_bayes else None
         return Outcome(after, history, evidence, memory, stepper.least_rate)
 
@@ -76,7 +76,8 @@ class TrustRegion(Engine):
         assert isinstance(stepper, LaplaceStepper)
         return self.absorb(problem, stepper.matrices(), fishers)
 
-    def _is_bayes(self) -> bool:
+    @property
+    def has_evidence(self) -> bool:
         """Whether what it approximates is Bayes' rule: otherwise its evidence would be that of something else."""
         is_weighted = self.prior_weight != 1 or self.likelihood_weight != 1 or self.fisher_temperature != 1
         return not is_weighted and self.fisher is not FisherKind.EMPIRICAL

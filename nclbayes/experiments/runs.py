@@ -110,7 +110,7 @@ def _learn(
                     learner.save(_kept(out, k + 1))
                 learner.save(out / "posterior.ncl")
         scored = [among_seen(task, tasks[k]) for task in tasks[: k + 1]] if heads_differ else tasks
-        record.add(_scores(config, setup, learner, scored), losses, seconds)
+        record.add(_scores(config, setup, learner, scored), losses, seconds, learner.log_evidence)
         if out is not None and ranks.is_first:
             record.save(out / "record.json")
         if ranks.is_first:

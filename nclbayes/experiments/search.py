@@ -50,12 +50,14 @@ class Search:
         ranges: What to vary; empty: the paper's range for the method, or the stiffness of one that decides itself.
         trials: How many values to try; None: the whole grid, or 20.
         sampler: "grid" or "tpe" (Optuna's tree of Parzen estimators).
+        objective: "accuracy" or "evidence", as for :func:`nclbayes.tune`.
     """
 
     base: RunConfig
     ranges: tuple[Range, ...] = ()
     trials: int | None = None
     sampler: str = "grid"
+    objective: str = "accuracy"
 
     def __post_init__(self) -> None:
         ranges_of(self.ranges)

@@ -28,10 +28,12 @@ class Tuned:
         method: The method.
         scenario: The scenario.
         values: The hyperparameters.
-        score: What they reached on held-out examples: accuracy, or minus the loss where that counts.
+        score: What they reached on held-out examples: accuracy, or minus the loss where that counts; or the log
+            evidence of all others, in nats.
         trials: Every value that was tried, with its score; None where learning diverged.
         seed: The held-out seed.
         prior: The kind of prior of the runs: "normal" where engines that decide themselves took the paper's steps.
+        objective: What was sought: "accuracy" or "evidence".
     """
 
     set: str
@@ -42,6 +44,7 @@ class Tuned:
     trials: Sequence[Mapping[str, Any]] = ()
     seed: int = HELD_OUT
     prior: str = "normal"
+    objective: str = "accuracy"
 
     def save(self, path: Path) -> None:
         """Write the result.
@@ -95,7 +98,8 @@ def tune(
         The best values.
 
     Raises:
-        SettingError: If Optuna is not installed, or the method has no such setting or refuses an end of its range.
+        SettingError: If Optuna is not installed, the method has no such setting or refuses an end of its range, or the
+            evidence counts and it has none.
         FileError: If the folder cannot be written, holds another search, or another process is at work in it.
         NonFiniteError: If learning diverged at every value.
         UnreachableError: If the server of the storage, or the cluster, cannot be reached.
@@ -113,8 +117,9 @@ def tune(
         share=_SHARE,
         trials=search.trials,
         sampler=search.sampler,
+        objective=search.objective,
         # Of endless data the loss is what counts.
-        metric=None if setup.endless else setup.metric,
+        metric=None if setup.endless or search.objective == "evidence" else setup.metric,
         num_samples=base.num_samples,
         prior=partial(_prior, base.prior),
         learner=method.learner,
@@ -127,7 +132,7 @@ def tune(
         say=say,
     )
     best = (base.set, base.method, base.scenario, found.values, found.score)
-    tuned = Tuned(*best, found.trials, base.seed, base.prior)
+    tuned = Tuned(*best, found.trials, base.seed, base.prior, search.objective)
     tuned.save(out / "tuned.json")
     return tuned
 

@@ -94,8 +94,9 @@ class OWM(TrustRegion):
         }
         return signed(self, super().run(replace(problem, states=states)))
 
-    def _is_bayes(self) -> bool:
-        """It is not: there is no posterior."""
+    @property
+    def has_evidence(self) -> bool:
+        """It does not: there is no posterior."""
         return False
 
     def absorb(
@@ -172,8 +173,9 @@ class LaplaceOWM(TrustRegion):
     both_sides: ClassVar[bool] = False
     needs_activity: ClassVar[bool] = True
 
-    def _is_bayes(self) -> bool:
-        """It is not: these factors are not those of a Fisher."""
+    @property
+    def has_evidence(self) -> bool:
+        """It does not: these factors are not those of a Fisher."""
         return False
 
     def absorb(

@@ -1,4 +1,4 @@
-"""What a trial is: the pilot tasks learnt with some values, and judged by examples that were held out."""
+"""What a trial is: the pilot tasks learnt with some values, and judged by held-out examples, or by their evidence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from nclbayes.data.sources import is_finite, length_of, pick
 from nclbayes.data.task import Task
 from nclbayes.engines.base import Engine
 from nclbayes.errors import DataError, MatrixError, NonFiniteError, SettingError
+from nclbayes.methods import JointLearner
+from nclbayes.methods.keeping import KeepingLearner
 from nclbayes.nn import BayesianNetwork
 from nclbayes.posterior import OnlinePosterior
 from nclbayes.tuning.ranges import Range
 from nclbayes.watch.run import Model
+
+OBJECTIVES = ("accuracy", "evidence")
+"""What may decide which values are best."""
 
 # So many draws of an endless source are held out at most.
 _MOST_DRAWS = 1000
@@ -39,6 +44,7 @@ class Pilot:
         metric: What counts as right, if not the most probable class, or else the likelihood.
         num_samples: Predict with so many samples of the weights; None: at the mean.
         seed: Decides every draw.
+        objective: "accuracy": the held-out examples count; "evidence": the log evidence of all others.
     """
 
     model: Model
@@ -50,6 +56,7 @@ class Pilot:
     metric: Metric | None = None
     num_samples: int | None = None
     seed: int = 0
+    objective: str = "accuracy"
 
     def fitted(self, ranges: Sequence[Range]) -> tuple[Range, ...]:
         """The ranges of settings that there are, of whole numbers where these are.
@@ -102,21 +109,57 @@ class Pilot:
         generator = torch.Generator().manual_seed(self.seed)
         return self.learner(model, self.engine_with(values), generator=generator, **settings)
 
+    def check_objective(self, values: Mapping[str, float]) -> None:
+        """Refuse an objective that a trial cannot reach.
+
+        Args:
+            values: Of the settings that are sought.
+
+        Raises:
+            SettingError: If it is none, or learning with these values gives no evidence.
+        """
+        if self.objective not in OBJECTIVES:
+            raise SettingError(f"objective is '{self.objective}'; choose 'accuracy' or 'evidence'.")
+        if self.objective == "accuracy":
+            return
+        if self.metric is not None or self.num_samples is not None:
+            raise SettingError("Nothing is predicted where the evidence counts: leave out metric and num_samples.")
+        if issubclass(self.learner, (JointLearner, KeepingLearner)):
+            raise SettingError(
+                f"{self.learner.__name__} learns examples of earlier tasks again, or sets some apart, and the "
+                "evidences of its tasks do not add up to that of all examples: search with objective='accuracy'."
+            )
+        engine = self.engine_with(values)
+        if not engine.has_evidence:
+            raise SettingError(
+                f"{type(engine).__name__} gives no evidence with these settings: LaplaceNCL and DiagonalNCL do, with "
+                "likelihood_weight, prior_weight and fisher_temperature 1 and a Fisher that is not 'empirical'"
+                f"{_weighs(engine)}. Set those, or search with objective='accuracy'."
+            )
+
     def score(self, values: Mapping[str, float]) -> float | None:
-        """How well all tasks are predicted after the last.
+        """How well all tasks are predicted after the last, or how probable they were before each was learnt.
 
         Args:
             values: Of the settings that are sought.
 
         Returns:
-            The mean over tasks, the larger the better; None if numbers fail or learning diverges.
+            The mean over tasks, or the sum of their log evidences, the larger the better; None if numbers fail or
+            learning diverges.
+
+        Raises:
+            SettingError: If the evidence counts, and a task gave none.
         """
-        posterior = self.posterior(values)
+        posterior, evidence = self.posterior(values), 0.0
         try:
             for task in self.tasks:
                 posterior.update(task, progress=False)
+                if self.objective == "evidence":
+                    evidence += _evidence_of(posterior, task)
         except (NonFiniteError, MatrixError):
             return None
+        if self.objective == "evidence":
+            return evidence
         asked = [among_seen(task, self.tasks[-1]) for task in self.tasks]
         scores = evaluate(
             posterior,
@@ -126,6 +169,21 @@ class Pilot:
             generator=torch.Generator().manual_seed(self.seed),
         )
         return sum(score.accuracy for score in scores) / len(scores)
+
+
+def _evidence_of(posterior: OnlinePosterior, task: Task) -> float:
+    """That of the last task."""
+    if posterior.log_evidence is None:
+        raise SettingError(
+            f"{type(posterior.engine).__name__} gave no evidence of task '{task.name}': search with "
+            "objective='accuracy'."
+        )
+    return posterior.log_evidence
+
+
+def _weighs(engine: Engine) -> str:
+    """A hint at the default that is mostly the reason."""
+    return f" (here likelihood_weight is {engine.likelihood_weight!r})" if engine.likelihood_weight != 1 else ""
 
 
 def held_out(task: Task, share: float, seed: int = 0) -> Task:

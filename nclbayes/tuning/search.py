@@ -52,7 +52,7 @@ class Tuning:
         engine: The engine with the best values.
         prior: The prior of the best scale, if one was sought; None: the model's own.
         values: The best values, by name.
-        score: What they reached on the held-out examples.
+        score: What they reached on the held-out examples, or the log evidence of all others, in nats.
         trials: Every value that was tried, with its score; None where learning diverged.
     """
 
@@ -72,6 +72,7 @@ def tune(
     share: float = 0.2,
     trials: int | None = None,
     sampler: str = "grid",
+    objective: str = "accuracy",
     metric: Metric | None = None,
     num_samples: int | None = None,
     prior: Callable[[float], Any] = priors.scaled,
@@ -89,6 +90,11 @@ def tune(
     A share of each task's training examples is held out. What counts is how well those of all tasks are predicted after
     the last: the share of right classes, or the mean log likelihood where there are none. Test data are not looked at.
 
+    With ``objective="evidence"`` it is the sum over tasks of the log evidence that an update reports: how probable the
+    examples of each were before it was learnt. No held-out example is needed for that; the same ones are held out
+    still, so that both objectives judge the same learning. It compares priors by what they say of the data, as far as
+    the Laplace approximation is right, and does not see what is forgotten.
+
     Args:
         model: The model. Only for a :class:`~nclbayes.BayesianNetwork` a prior scale can be sought.
         tasks: The pilot tasks, or one, of tensors, data sets or samplers. Where they say how many classes have been
@@ -100,6 +106,8 @@ def tune(
         share: How many examples to hold out.
         trials: How many values to try; None: the whole grid, or 20.
         sampler: "grid" or "tpe" (Optuna's tree of Parzen estimators).
+        objective: What is sought: "accuracy", the best predictions of held-out examples, or "evidence", for engines
+            that estimate it: `LaplaceNCL` and `DiagonalNCL`, with ``likelihood_weight=1``.
         metric: What counts instead, as for :func:`~nclbayes.evaluate`.
         num_samples: Predict with so many samples of the weights; None: at the mean.
         prior: Makes the prior of a scale.
@@ -119,9 +127,9 @@ def tune(
         The engine and the prior.
 
     Raises:
-        SettingError: If Optuna is not installed, the engine has no such setting or refuses an end of its range, or a
-            prior is sought for another model; if the address of a storage or of a cluster is none, or a package is
-            missing.
+        SettingError: If Optuna is not installed, the engine has no such setting or refuses an end of its range, a prior
+            is sought for another model, or the evidence counts and there is none; if the address of a storage or of a
+            cluster is none, or a package is missing.
         DataError: If a task's data cannot be taken apart.
         FileError: If the folder cannot be written, holds another search, or another process is at work in it.
         NonFiniteError: If learning diverged at every value.
@@ -156,11 +164,13 @@ def tune(
         metric=metric,
         num_samples=num_samples,
         seed=seed,
+        objective=objective,
     )
     plan = Plan(pilot.fitted(ranges_of({"stiffness": (20.0, 2000.0)} if ranges is None else ranges)), trials, sampler)
     # What the engine refuses is an error before anything is written.
     for end in plan.ends():
         pilot.posterior(end)
+        pilot.check_objective(end)
     place = None if folder is None else Path(folder)
     needed()
     about = _about(pilot, plan, share)
@@ -212,6 +222,9 @@ def _about(pilot: Pilot, plan: Plan, share: float) -> str:
         "plan": asdict(plan),
         "data and model": identity([], tensors),
     }
+    if pilot.objective != "accuracy":
+        # Searches of before there was a choice go on.
+        about["objective"] = pilot.objective
     return json.dumps(about, indent=1) + "\n"
 
 

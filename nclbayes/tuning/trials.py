@@ -118,7 +118,7 @@ class Trials:
             self._mine.pop(taken.trial.number, None)
             # One that others took for dead is over.
             self._study.tell(taken.trial, score, state, skip_if_finished=True)
-        self._say(f"{taken}: {'diverged' if score is None else format(score, '.4g')}")
+        self._say(f"{taken}: {'diverged' if score is None else format(score, '.6g')}")
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

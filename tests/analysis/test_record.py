@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -16,7 +17,8 @@ R = [[0.9, 0.5, 0.4], [0.8, 0.95, 0.6], [0.85, 0.7, 1.0]]
 def record() -> Record:
     found = Record(["a", "b", "c"], baseline=[0.5, 0.45, 0.5], about={"method": "laplace-ncl"})
     for i, row in enumerate(R):
-        found.add([Score(value, 1 - value, 0.1, 10) for value in row], losses=[1.0, 0.5], seconds=i + 1.0)
+        scores = [Score(value, 1 - value, 0.1, 10) for value in row]
+        found.add(scores, losses=[1.0, 0.5], seconds=i + 1.0, evidence=-100.5 * (i + 1))
     return found
 
 
@@ -29,6 +31,7 @@ def test_the_averages_are_their_definitions() -> None:
     assert found.backward_transfer == pytest.approx(((0.85 - 0.9) + (0.7 - 0.95)) / 2)
     assert found.forward_transfer == pytest.approx(((0.5 - 0.45) + (0.6 - 0.5)) / 2)
     assert found.summary()["seconds"] == 6.0
+    assert found.summary()["log evidence"] == found.log_evidence == -603.0
 
 
 def test_a_record_of_the_tasks_so_far() -> None:
@@ -44,6 +47,34 @@ def test_a_record_of_the_tasks_so_far() -> None:
     found.add([Score(0.9, 0.1, 0.0, 5)] * 2)
     with pytest.raises(SettingError, match="full"):
         found.add([Score(0.9, 0.1, 0.0, 5)] * 2)
+
+
+def test_there_is_no_sum_where_a_task_has_no_evidence() -> None:
+    found = Record(["a", "b"])
+    assert math.isnan(found.log_evidence)
+    found.add([Score(0.9, 0.1, 0.0, 5)], evidence=-3.0)
+    assert found.log_evidence == -3.0
+    found.add([Score(0.9, 0.1, 0.0, 5)] * 2)
+    assert found.evidence == [-3.0, None]
+    assert math.isnan(found.log_evidence)
+
+
+def test_a_record_of_before_there_was_evidence_goes_on(tmp_path: Path) -> None:
+    found = record()
+    found.save(tmp_path / "r.json")
+    old = json.loads((tmp_path / "r.json").read_text())
+    del old["evidence"]
+    (tmp_path / "r.json").write_text(json.dumps({**old, "format": 1, "tasks": ["a", "b", "c", "d"]}))
+    loaded = Record.load(tmp_path / "r.json")
+    assert loaded.evidence == [None] * 3
+    assert (loaded.scores, loaded.losses, loaded.seconds) == (found.scores, found.losses, found.seconds)
+    loaded.add([Score(0.9, 0.1, 0.0, 5)] * 4, evidence=-1.0)
+    loaded.save(tmp_path / "r.json")
+    assert Record.load(tmp_path / "r.json").evidence == [None, None, None, -1.0]
+    # Of the present format it belongs there.
+    (tmp_path / "r.json").write_text(json.dumps({**old, "format": 2}))
+    with pytest.raises(FileError, match="it has the evidence of 0 tasks, not 3"):
+        Record.load(tmp_path / "r.json")
 
 
 def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -81,3 +112,5 @@ def test_a_record_is_printed_as_a_table() -> None:
         "after bb  70.0  80.0",
         "average accuracy 75.0%, forgetting 20.0 points",
     ]
+    record.evidence = [-1000.0, -234.56]
+    assert str(record).splitlines()[-1] == "prequential log evidence -1,234.6 nats"

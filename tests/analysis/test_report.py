@@ -69,6 +69,16 @@ def test_the_table_has_means_and_standard_errors() -> None:
     assert ewc == ["ewc", "1", "70.0", "30.0", "-30.0", "0.400", "4.0", "1.50"]
 
 
+def test_the_log_evidence_is_a_column_where_a_run_has_it(tmp_path: Path) -> None:
+    known, missing = record(), record()
+    known.evidence = [-100.0, -20.0, -3.45]
+    assert "Log evidence (nats)" not in text_table({"ewc": [missing]})[0]
+    header, ncl, ewc = text_table({"ncl": [known, missing], "ewc": [missing]})
+    assert header[-2] == "Log evidence (nats)"
+    assert (ncl[-2], ewc[-2]) == ("-123.5 (1 of 2)", "-")
+    assert (ncl[-1], ewc[-1]) == ("1.50 ± 0.00", "1.50")
+
+
 def test_the_table_says_what_is_missing() -> None:
     lost = record()
     lost.scores[-1][0] = Score(math.nan, math.inf, math.nan, 10)

@@ -75,6 +75,27 @@ def test_the_log_evidence_of_a_linear_gaussian_task_is_exact() -> None:
     assert posterior.log_evidence == report.log_evidence
 
 
+def test_the_log_evidences_of_two_tasks_add_up_to_that_of_both() -> None:
+    """To 0.02 nats of some -60: what float32 and the steps leave."""
+    tasks = [regression_task(seed) for seed in (0, 1)]
+    model = ncl.BayesianNetwork(nn.Linear(3, 1), ncl.Normal(0.5), prior=dist.Normal(0.0, 2.0))
+    engine = ncl.LaplaceNCL(steps=400, batch_size=40, lr=0.1, fisher="exact", likelihood_weight=1.0)
+    posterior = ncl.OnlinePosterior(model, engine)
+    later = ncl.LaplaceNCL(**{**engine.to_dict(), "lr": 0.4})
+    found = [posterior.update(task, engine=e).log_evidence for task, e in zip(tasks, (engine, later), strict=True)]
+    z = F.pad(torch.cat([task.train[0] for task in tasks]).double(), (0, 1), value=1.0)
+    y = torch.cat([task.train[1] for task in tasks]).double().squeeze(-1)
+    covariance = 0.25 * torch.eye(80, dtype=torch.float64) + 4.0 * z @ z.T
+    exact, first = (
+        float(torch.distributions.MultivariateNormal(torch.zeros(n).double(), covariance[:n, :n]).log_prob(y[:n]))
+        for n in (80, 40)
+    )
+    assert found == [pytest.approx(first, abs=1e-2), pytest.approx(exact - first, abs=1e-2)]
+    # The order of the tasks is another way to the same number; the second alone has another evidence.
+    alone = ncl.OnlinePosterior(model, engine).update(tasks[1]).log_evidence
+    assert abs(alone - found[1]) > 1.0
+
+
 def classifier(seed: int = 0, prior: float = 1.0) -> ncl.BayesianNetwork:
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))

@@ -54,11 +54,28 @@ def test_a_run_killed_between_posterior_and_record_scores_the_task_once_more(tmp
     whole = run(config(), tmp_path / "a", progress=False)
     run(config(), tmp_path / "b", progress=False)
     record = Record.load(tmp_path / "b" / "record.json")
-    for rows in (record.scores, record.losses, record.seconds):
+    for rows in (record.scores, record.losses, record.seconds, record.evidence):
         rows.pop()
     record.save(tmp_path / "b" / "record.json")
     again = run(config(), tmp_path / "b", progress=False)
     assert again.matrix() == whole.matrix()
+
+
+def test_the_evidence_of_each_task_is_kept_even_of_one_that_was_killed_before_its_row(tmp_path: Path) -> None:
+    of_bayes = RunConfig.of(
+        "split-digits", "laplace-ncl", settings={"steps": 15, "likelihood_weight": 1.0}, size=60, tasks=2
+    )
+    whole = run(of_bayes, tmp_path, progress=False)
+    _, tasks, learner = reopen(tmp_path)
+    assert len(tasks) == 2
+    assert whole.evidence[1] == learner.log_evidence is not None
+    assert whole.log_evidence == sum(value for value in whole.evidence if value is not None)
+    record = Record.load(tmp_path / "record.json")
+    for rows in (record.scores, record.losses, record.seconds, record.evidence):
+        rows.pop()
+    record.save(tmp_path / "record.json")
+    assert run(of_bayes, tmp_path, progress=False).evidence == whole.evidence
+    assert run(config(), progress=False).evidence == [None] * 3
 
 
 def test_the_posterior_after_each_task_is_kept_if_asked_for(tmp_path: Path) -> None:

@@ -84,11 +84,11 @@ def test_what_was_killed_between_stream_and_record_is_scored_then(tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         run(config(), tmp_path / "b", progress=False, say=stop)
     record = Record.load(tmp_path / "b" / "record.json")
-    for rows in (record.scores, record.losses, record.seconds):
+    for rows in (record.scores, record.losses, record.seconds, record.evidence):
         rows.pop()
     record.save(tmp_path / "b" / "record.json")
     assert same(run(config(), tmp_path / "b", progress=False), whole)
-    for rows in (record.scores, record.losses, record.seconds):
+    for rows in (record.scores, record.losses, record.seconds, record.evidence):
         rows.clear()
     record.save(tmp_path / "b" / "record.json")
     with pytest.raises(FileError, match=r"180 batches and the record has 0 rows"):

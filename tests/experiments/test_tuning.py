@@ -220,6 +220,30 @@ def test_methods_with_kept_examples_have_the_ranges_of_their_base_and_some_have_
         RunConfig.of("split-digits", "replay", settings={"keep": 0})
 
 
+def test_the_command_searches_by_evidence_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["tune", "split-digits", "--method", "laplace-ncl", "--steps", "5", "--tasks", "2", "--size", "60"]
+    given += ["--range", "prior_scale=0.1:10", "--objective", "evidence"]
+    assert run_command_line([*given, "--out", str(tmp_path / "auto")]) == 2
+    assert "here likelihood_weight is 'auto'" in capsys.readouterr().err
+    assert not (tmp_path / "auto").exists()
+    bayes = [*given, "-o", "likelihood_weight=1", "--out", str(tmp_path / "bayes")]
+    assert run_command_line(bayes) == 0
+    assert "(log evidence -" in capsys.readouterr().out
+    found = Tuned.load(tmp_path / "bayes")
+    assert found.objective == "evidence"
+    assert found.score == max(trial["score"] for trial in found.trials) < 0
+    assert run_command_line([*bayes, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["objective"] == "evidence"
+
+
+def test_a_result_of_before_there_were_objectives_loads(tmp_path: Path) -> None:
+    Tuned("split-digits", "owm", "domain", {"alpha": 0.01}, 0.9).save(tmp_path / "tuned.json")
+    old = json.loads((tmp_path / "tuned.json").read_text())
+    del old["objective"]
+    (tmp_path / "tuned.json").write_text(json.dumps(old))
+    assert Tuned.load(tmp_path).objective == "accuracy"
+
+
 def test_hyperparameters_are_not_tested_on_the_seed_that_they_were_found_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

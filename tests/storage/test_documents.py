@@ -20,7 +20,7 @@ from tests.storage.hostile import HOSTILE_TEXTS, Failing, objection, variants, w
 
 def a_record(path: Path) -> None:
     record = Record(["a", "b"], baseline=[0.5, 0.5], about={"seed": 0})
-    record.add([Score(0.9, 0.3, float("nan"), 10)], [1.0, 0.5], 2.0)
+    record.add([Score(0.9, 0.3, float("nan"), 10)], [1.0, 0.5], 2.0, -7.5)
     record.add([Score(0.8, 0.4, 0.1, 10), Score(0.9, 0.3, 0.1, 10)], [1.0], 2.0)
     record.save(path)
 
@@ -47,7 +47,9 @@ def is_deep(value: Any) -> bool:
 def is_free(kind: str, where: tuple[Any, ...], value: Any) -> bool:
     """Whether such a value may stand there after all."""
     if kind == "record":
-        in_numbers = where[0] in ("scores", "losses", "seconds", "baseline") and where[-1] != "examples"
+        in_numbers = where[0] in ("scores", "losses", "seconds", "baseline", "evidence") and where[-1] != "examples"
+        if where[0] == "evidence" and len(where) == 2 and value is None:
+            return True
         anything = where[0] == "about" and (len(where) > 1 or isinstance(value, dict)) and not is_deep(value)
         return anything or (in_numbers and isinstance(value, float))
     if kind == "result" and where[0] == "trials":
@@ -102,6 +104,7 @@ def test_a_disk_that_fails_is_an_error_of_the_file(tmp_path: Path, monkeypatch: 
         {"tasks": []},
         {"losses": [[1.0]]},
         {"seconds": [1.0, 2.0, 3.0]},
+        {"evidence": [1.0]},
         {"baseline": [1.0, 2.0, 3.0]},
     ],
 )
