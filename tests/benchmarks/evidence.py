@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,32 +109,33 @@ def compared(title: str, column: str, found: dict[float, Judged]) -> str:
     return table(title, header, rows)
 
 
-def run(streams: Iterable[str] = tuple(CASES), seeds: Sequence[int] = (0, 1, 2)) -> str:
-    """Both grids of each stream.
+def run(name: str, grid: str, seeds: Sequence[int]) -> str:
+    """A grid of a stream, one setting after the other.
 
     Args:
-        streams: Their names among `CASES`.
+        name: The stream's among `CASES`.
+        grid: "scale" or "stiffness".
         seeds: What to take means over.
 
     Returns:
-        The tables.
+        The table.
     """
-    found = []
-    for name in streams:
-        by_scale = {s: mean_of([judged(name, seed, s) for seed in seeds]) for s in SCALES}
-        found.append(compared(name, "prior scale", by_scale))
-        by_stiffness = {s: mean_of([judged(name, seed, SCALE, stiffness=s) for seed in seeds]) for s in STIFFNESSES}
-        found.append(compared(f"{name}, prior scale {SCALE:g}", "stiffness", by_stiffness))
-    return "\n".join(found)
+    if grid == "scale":
+        return compared(name, "prior scale", {s: mean_of([judged(name, seed, s) for seed in seeds]) for s in SCALES})
+    found = {s: mean_of([judged(name, seed, SCALE, stiffness=s) for seed in seeds]) for s in STIFFNESSES}
+    return compared(f"{name}, prior scale {SCALE:g}", "stiffness", found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--grids", nargs="+", choices=("scale", "stiffness"), default=["scale", "stiffness"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(run(given.streams, given.seeds))
+    for name in given.streams:
+        for grid in given.grids:
+            print(run(name, grid, given.seeds), flush=True)
 
 
 if __name__ == "__main__":
