@@ -119,7 +119,7 @@ def test_compare_methods_shows_mean_error_and_seeds() -> None:
 def test_compare_methods_knows_every_number_of_a_summary(what: str) -> None:
     run = many(3)
     assert set(run.summary()) == set(measures.MEASURES)
-    run.baseline = [0.1] * 3
+    run.baseline, run.evidence = [0.1] * 3, [-1.5] * 3
     run.scores = [[*row, *[Score(0.3, 1, 0, 10)] * (3 - len(row))] for row in run.scores]
     figure = plots.compare_methods({"ncl": [run]}, what)
     assert lines(figure)["ncl"][0] == [pytest.approx(measures.MEASURES[what].scale * run.summary()[what])]
