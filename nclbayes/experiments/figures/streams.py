@@ -234,7 +234,7 @@ _IVON = tuple(
     {"lr": lr, "hess_init": h, "second_momentum": 0.99999} for lr in (0.003, 0.01, 0.03, 0.1) for h in (0.3, 3.0)
 )
 _WITHOUT = (_way("bgd", "none", *_BGD), _way("ivon", "none", *_IVON))
-# Singular values of a map 784 wide at each step: hours for each of some twenty runs.
+# Singular values of a map 784 wide at each step: a quarter of an hour for each of some twenty runs of 100 units.
 _SLOW = (_way("foo-vb", "none", *_FOOVB),)
 
 
