@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 from joblib import Parallel, delayed
@@ -105,15 +105,16 @@ def _outputs(function: Callable[..., Any], queue: _Queue, jobs: int) -> Generato
     )
     # It would be started with the first process, and let Ctrl-C through when it is.
     resource_tracker.ensure_running()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as end:
         # A process that has grown is replaced by a new one, which is no news; nor is it that interrupted calls end.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor")
         warnings.filterwarnings("ignore", ".*still being processed by the workers have been cancelled")
         warnings.filterwarnings("ignore", ".*tasks have been successfully executed +but not used")
         with kept_from_children():
-            outputs = parallel(delayed(_called)(index, function, call) for index, call in queue)
-        with closing(outputs):
-            yield from outputs
+            # Ctrl-C that came meanwhile is raised at the end of this block; they are closed then too.
+            called = (delayed(_called)(index, function, call) for index, call in queue)
+            outputs = end.enter_context(closing(parallel(called)))
+        yield from outputs
 
 
 def _called(index: int, function: Callable[..., Any], call: tuple[Any, ...]) -> tuple[int, Any]:

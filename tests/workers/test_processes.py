@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import warnings
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -28,6 +31,18 @@ def test_they_are_made_elsewhere_and_the_rest_can_be_left() -> None:
 def test_what_a_call_raises_comes_through() -> None:
     with pytest.raises(ZeroDivisionError, match="division by 3"):
         list(Workers(jobs=2).answers(fail, [(3,)]))
+
+
+def test_an_interrupt_while_processes_are_started_leaves_no_warning_behind() -> None:
+    def calls() -> Iterator[tuple[int]]:
+        yield (1,)
+        signal.raise_signal(signal.SIGINT)
+        yield (2,)
+
+    with warnings.catch_warnings(record=True) as said, pytest.raises(KeyboardInterrupt):
+        warnings.simplefilter("always")
+        list(Workers(jobs=2).answers(square, calls()))
+    assert [str(each.message) for each in said] == []
 
 
 @pytest.mark.slow
