@@ -156,7 +156,8 @@ class BayesianNetwork(PyroModule):
         """
         self._check_count(args)
         inputs, target = args[: self.inputs], args[self.inputs] if len(args) > self.inputs else None
-        own, places = dict(self.network.named_parameters()), _places(self.network)
+        places = _places(self.network)
+        own = {name: parameter for parameter, names in places.items() for name in names}
         weights: dict[str, Tensor] = {}
         for name, prior in self._site_priors().items():
             infer = None if own[name].requires_grad else {FROZEN: own[name]}
@@ -230,8 +231,9 @@ def _places(net: nn.Module) -> dict[nn.Parameter, list[str]]:
     """Where a network holds each parameter, which may be in several modules; each module under one of its names."""
     found: dict[nn.Parameter, list[str]] = {}
     for prefix, module in net.named_modules():
-        for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
-            found.setdefault(parameter, []).append(name)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                found.setdefault(parameter, []).append(f"{prefix}.{name}" if prefix else name)
     return found
 
 

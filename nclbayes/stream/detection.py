@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -144,13 +144,14 @@ class ChangeTest:
 
     def _p(self, residual: float) -> float:
         """How often a residual is so low."""
-        # While the segment is being learnt scores rise: that they no longer do is no sign of a change.
-        rise = max(0.0, statistics.median(self.residuals))
-        ordered = sorted(e - rise for e in self.residuals)
+        ordered = sorted(self.residuals)
         n, k = len(ordered), round(_TAIL * len(ordered))
+        # While the segment is being learnt scores rise: that they no longer do is no sign of a change.
+        rise = max(0.0, (ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
+        ordered = [e - rise for e in ordered]
         u = ordered[k]
         if residual >= u:
-            return (sum(e <= residual for e in ordered) + 1) / (n + 1)
+            return (bisect_right(ordered, residual) + 1) / (n + 1)
         tail = max(sum(u - e for e in ordered[:k]) / k, _THINNEST)
         p = (k + 1) / (n + 1) * (1 + (u - residual) / (2 * tail)) ** -3
         return max(p, (n + 1) ** -2)

@@ -83,8 +83,11 @@ class Segment:
         # The mean of the latest weights, which jitter with the batches since the rate does not fall; or the last ones.
         self._mean = {site: value.clone() for site, value in self._stepper.values().items()}
         self._place = Place()
-        # Memory for copies, which would otherwise have to be given anew with each batch.
+        # Memory for copies, which would otherwise have to be given anew with each batch. The mean is replaced and not
+        # changed, so that its old one is its copy.
         self._spare: dict[str, Tensor] = {}
+        self._idle: dict[str, Tensor] | None = None
+        self._copied: dict[str, Tensor] | None = None
 
     def score(self, batch: Batch) -> float:
         """The mean log predictive probability of a batch, before it is learnt; to look changes nothing.
@@ -131,18 +134,22 @@ class Segment:
             self._check(moved)
             with drawing_from(self._noise, problem.device):
                 loss = guarded_step(self._stepper, moved, self.engine.rate(0.0), self._diverged)
-            values = self._stepper.values()
-            for site, value in values.items():
-                if not is_finite(value):
-                    raise self._diverged(f"The weights of site '{site}' became NaN or infinite")
-            rate = 1.0 if self.engine.keeps_last else min(1.0, (_LATEST + 1) / (self.batches + 1 + _LATEST))
-            for site, value in values.items():
-                self._mean[site].lerp_(value, rate)
+            self._average()
             if self.sums_next:
                 self._add(moved)
         self.batches += 1
         self.examples += batch_size(moved)
         self._soften(loss)
+
+    def _average(self) -> None:
+        """Count the present weights in."""
+        before, now = self._mean, self._idle or {site: torch.empty_like(value) for site, value in self._mean.items()}
+        rate = 1.0 if self.engine.keeps_last else min(1.0, (_LATEST + 1) / (self.batches + 1 + _LATEST))
+        for site, value in self._stepper.values().items():
+            torch.lerp(before[site], value, rate, out=now[site])
+            if not is_finite(now[site]):
+                raise self._diverged(f"The weights of site '{site}' became NaN or infinite")
+        self._mean, self._idle = now, None if before is self._copied else before
 
     def _soften(self, loss: float) -> None:
         """Hold earlier segments less firmly as this one goes on, as far as that pays."""
@@ -207,7 +214,7 @@ class Segment:
         }
 
     def kept(self, whole: bool) -> dict[str, Tensor]:
-        """A copy of :meth:`tensors`, in memory that the next copy takes again.
+        """A copy of :meth:`tensors`, in memory that the next copy takes again; it lasts until then.
 
         Args:
             whole: Likewise.
@@ -216,7 +223,11 @@ class Segment:
             By name.
         """
         found = self.tensors(whole)
+        if self._copied is not self._mean:
+            self._idle, self._copied = self._copied, self._mean
         for name, tensor in found.items():
+            if name.startswith("mean."):
+                continue
             spare = self._spare.get(name)
             if spare is None or spare.shape != tensor.shape:
                 spare = self._spare[name] = torch.empty_like(tensor)

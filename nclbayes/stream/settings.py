@@ -35,7 +35,7 @@ class StreamSettings:
     window: int = 8
     false_alarm_every: float | None = 10_000.0
     longest: int | None = None
-    fisher_every: int = 4
+    fisher_every: int = 16
 
     def __post_init__(self) -> None:
         for name in ("segment_size", "window", "longest", "fisher_every"):

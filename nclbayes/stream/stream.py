@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.data.checking import checked_batch, shown
-from nclbayes.errors import DataError, ModelError, SettingError
+from nclbayes.errors import DataError, ModelError, NCLError, SettingError
 from nclbayes.isolation import as_found
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.online import OnlinePosterior
@@ -240,11 +241,13 @@ class Stream:
                 torch.set_flush_denormal(True)
                 try:
                     work()
-                except BaseException:
+                except BaseException as error:
                     self._place, self._segment, self._belief = before, segment, belief
                     posterior._belief = belief
                     if segment is not None and kept is not None:
                         segment.restore(kept)
+                    if isinstance(error, _UnlearnableError):
+                        self._leave_out(error)
                     raise
                 new = self._place.events
                 return new[count:] if len(new) < MOST_EVENTS else _after(before.events, new)
@@ -273,7 +276,8 @@ class Stream:
             waiting = (*held, batch)
             learnt = max(0, len(waiting) - settings.window + 1) if suspected else len(waiting)
             for each in waiting[:learnt]:
-                segment.learn(each)
+                with _learning(each, batch):
+                    segment.learn(each)
             # The caller may put other numbers into his tensors.
             kept = tuple(each if each is not batch else mapped(torch.clone, batch) for each in waiting[learnt:])
             self._place = replace(self._place, test=test.after(score, verdict.odds, suspected), held=kept)
@@ -287,12 +291,14 @@ class Stream:
         told = Changed(now, last + 1, verdict.odds, verdict.p, score, verdict.expected)
         self._place = replace(self._place, held=(), test=ChangeTest()).noting(told)
         self._end(Reason.CHANGE, last)
-        self._open(batches[0], last + 1)
+        with _learning(batches[0], batch):
+            self._open(batches[0], last + 1)
         segment = self._segment
         assert segment is not None
         for each in batches:
-            score = segment.score(each)
-            segment.learn(each)
+            with _learning(each, batch):
+                score = segment.score(each)
+                segment.learn(each)
             self._place = replace(self._place, test=self._place.test.after(score, 0.0, suspected=False))
 
     def _open(self, batch: Batch, first: int | None = None) -> None:
@@ -315,7 +321,8 @@ class Stream:
         if self._segment is None:
             return
         for batch in self._place.held:
-            self._segment.learn(batch)
+            with _learning(batch):
+                self._segment.learn(batch)
         self._place = replace(self._place, held=(), test=ChangeTest())
         self._end(Reason.ASKED)
 
@@ -333,6 +340,16 @@ class Stream:
         )
         self._segment, self._place = None, self._place.noting(event)
 
+    def _leave_out(self, error: _UnlearnableError) -> None:
+        """Hold a batch no longer that cannot be learnt: everything that comes would be refused for its sake."""
+        held = self._place.held
+        at = next(i for i, batch in enumerate(held) if batch is error.batch)
+        self._place = replace(self._place, held=held[:at] + held[at + 1 :])
+        raise DataError(
+            f"Batch {at + 1} of the {len(held)} that are held cannot be learnt, and is left out: {error.__cause__} But "
+            "for this the stream is as it was: call this again."
+        ) from error.__cause__
+
     def _note(self, score: float, verdict: Verdict) -> None:
         found = Judged(self._place.batches, score, verdict.expected, verdict.odds)
         self._place = self._place.finding(found)
@@ -343,6 +360,25 @@ class Stream:
                 "The posterior of the stream has learnt a task, or was moved, since the stream saw it last: make a new "
                 "stream of it. Before an update, call `consolidate`."
             )
+
+
+class _UnlearnableError(Exception):
+    """A batch that was held cannot be learnt."""
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__()
+        self.batch = batch
+
+
+@contextmanager
+def _learning(batch: Batch, present: Batch | None = None) -> Iterator[None]:
+    """Tell the faults of a batch that was held from those of the present one."""
+    try:
+        yield
+    except NCLError as error:
+        if batch is present:
+            raise
+        raise _UnlearnableError(batch) from error
 
 
 def _is_named(item: object) -> bool:

@@ -294,7 +294,8 @@ def test_the_memory_of_an_open_segment_does_not_grow(engine: Any) -> None:
     for _ in range(3):
         observed(found, draws("poisson", 0, 100))
         assert found._segment is not None
-        held = [*found._segment.tensors().values(), *found._segment._spare.values()]
+        segment = found._segment
+        held = [*segment.tensors().values(), *segment._spare.values(), *(segment._idle or {}).values()]
         sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in held))
     assert len(found.events) == 1
     assert sizes[2] == sizes[1]
@@ -355,6 +356,59 @@ def test_what_is_held_is_a_copy() -> None:
     assert changes(one)
     for site, value in one.present().mean().items():
         assert torch.equal(value, other.present().mean()[site])
+
+
+class Root(nn.Module):
+    """Has no derivative at zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs().sqrt()
+
+
+def rooted(count: int) -> tuple[ncl.Stream, Batch]:
+    """A stream after so many batches, and a batch that it can score, low, but not learn: its gradient is NaN."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 12, bias=False), Root(), nn.Linear(12, 2))
+    network = ncl.BayesianNetwork(net, ncl.Normal(0.3), prior=dist.Normal(0.0, 1.0))
+    found = ncl.Stream(ncl.OnlinePosterior(network, ncl.LaplaceNCL(lr=0.01)), segment_size=100)
+    return observed(found, draws("normal", 0, count)), (torch.zeros(16, 5), torch.full((16, 2), 9.0))
+
+
+@pytest.mark.parametrize("what", ["the suspicion passes", "a change is told", "the end is asked for"])
+def test_a_batch_that_is_held_and_cannot_be_learnt_is_left_out(what: str) -> None:
+    found, faulty = rooted(40)
+    found.observe(*faulty)
+    assert found.held == 1
+    follow = {"the suspicion passes": draws("normal", 0, 50)[40:], "a change is told": [faulty] * 3}.get(what, [])
+
+    held, before = 1, found.present().mean()
+
+    def go_on() -> None:
+        nonlocal held
+        held = found.held
+        if follow:
+            found.observe(*follow[0])
+            follow.pop(0)
+        else:
+            found.consolidate()
+
+    def until_refused() -> None:
+        while True:
+            go_on()
+
+    with pytest.raises(DataError, match=r"Batch 1 of the \d that are held cannot be learnt, .* call this again"):
+        until_refused()
+    assert found.held == held - 1
+    assert all(torch.equal(value, found.present().mean()[site]) for site, value in before.items())
+    if what == "a change is told":
+        # Each of those that are held is left out in its turn, and the last one is refused.
+        with pytest.raises(DataError, match="Batch 1 of the 1"):
+            go_on()
+        with pytest.raises(NonFiniteError):
+            go_on()
+        follow.clear()
+    go_on()
+    assert found.held == 0
 
 
 def test_a_segment_ends_where_it_is_asked_to_and_where_it_is_long() -> None:

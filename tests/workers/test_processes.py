@@ -39,9 +39,10 @@ def test_an_interrupt_while_processes_are_started_leaves_no_warning_behind() -> 
         signal.raise_signal(signal.SIGINT)
         yield (2,)
 
-    with warnings.catch_warnings(record=True) as said, pytest.raises(KeyboardInterrupt):
+    with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        list(Workers(jobs=2).answers(square, calls()))
+        with pytest.raises(KeyboardInterrupt):
+            list(Workers(jobs=2).answers(square, calls()))
     assert [str(each.message) for each in said] == []
 
 
