@@ -101,9 +101,10 @@ class EngineSettings:
             "bound" never underestimate a precision, and retain more over a few tasks; but what they count too much
             grows with the square of the number of tasks: after 300 small tasks of one teacher a network was frozen at
             68 % with either, where "kl" had 86 % and plain training 85 %.
-        fisher: "model", "exact" or "empirical".
-        fisher_samples: Targets drawn for each example. "auto": one, or where the examples are few as many as make
-            3,000 with all of them, at most 30; variational NCL, which draws anew at every step, one.
+        fisher: "model", "signs", "exact" or "empirical" (:class:`~nclbayes.FisherKind`).
+        fisher_samples: Targets drawn for each example. "auto": one, or where the examples are few and targets are drawn
+            from the model as many as make 3,000 with all of them, at most 30; variational NCL, which draws anew at
+            every step, one.
         fisher_size: Use so many examples for the Fisher after a task; None: all. Variational NCL averages the Fisher
             over its steps' batches instead.
         fisher_temperature: Divides the logits of a classifier in its Fisher.
@@ -245,7 +246,7 @@ class EngineSettings:
 
     def _draws(self, examples: float) -> int:
         """How many targets to draw for each of so many examples."""
-        return min(_EACH, math.ceil(_DRAWS / examples))
+        return min(_EACH, math.ceil(_DRAWS / examples)) if self.fisher is FisherKind.MODEL else 1
 
     def rate(self, done: float) -> float:
         """The learning rate at a point of a task.

@@ -20,10 +20,10 @@ from nclbayes.fisher.separate import Told, gradients_of, pieces_of, summed
 from nclbayes.fisher.sharing import summed_over
 from nclbayes.fisher.sums import BlockSums, KroneckerFisher
 from nclbayes.fisher.targets import (
+    Draws,
     FisherKind,
     Target,
     as_observed,
-    draw,
     draw_unlikely,
     enumerate_targets,
     score,
@@ -45,8 +45,8 @@ class FisherAccumulator:
     Args:
         model: The Pyro model, called as ``model(*batch, **context)``.
         values: The weights, by site.
-        kind: "model", "exact" or "empirical".
-        samples: How many targets to draw for each example (kind "model").
+        kind: "model", "signs", "exact" or "empirical".
+        samples: How many targets to draw for each example (kinds "model" and "signs").
         temperature: Divides the logits of Categorical and Bernoulli outputs.
         diagonal: Whether to sum the diagonal only, also of linear maps.
         blocks: Blocks that are known, by name: they say how much of their factors is summed. By default all is.
@@ -95,7 +95,7 @@ class FisherAccumulator:
             raise SettingError(f"temperature must be positive, not {temperature}.")
         self.model = model
         self.values = values
-        self.samples = samples if self.kind is FisherKind.MODEL else 1
+        self.samples = samples if self.kind.is_drawn else 1
         self.temperature = temperature
         self.diagonal = diagonal
         self.context = dict(context or {})
@@ -355,9 +355,10 @@ class FisherAccumulator:
         elif self.kind is FisherKind.EXACT:
             yield from enumerate_targets(observed, run)
         else:
-            whole = WholeBatch(observed, run, share) if share.ranks.are_many else None
+            signs = self.kind is FisherKind.SIGNS
+            draws = WholeBatch(observed, run, share, signs) if share.ranks.are_many else Draws(observed, signs)
             for _ in range(self.samples):
-                yield draw(observed) if whole is None else whole.draw()
+                yield draws.draw()
 
     def _add_gradients(self, groups: list[KroneckerUses], seen: Mapping[str, Pairs], weight: float) -> None:
         for group in groups:
@@ -375,7 +376,7 @@ class FisherAccumulator:
         dealt = sum(use.rows.count for use in uses if use.maps is not None)
         for use in uses:
             count = use.rows.count if use.maps is None else dealt
-            if self.kind is not FisherKind.MODEL and count % run.examples:
+            if not self.kind.is_drawn and count % run.examples:
                 raise DataError(
                     f"{use.call} with weight '{use.weight}' has {count} rows for {run.examples} examples: they "
                     "share rows, or not all of them have one, and a Fisher of kind "

@@ -36,8 +36,8 @@ def fisher(
         values: The weights, by site.
         batch: The model's positional arguments; the last tensor is the observed one.
         size: Scale to the Fisher of so many examples; by default of the batch.
-        kind: "model" (drawn targets), "exact" or "empirical".
-        samples: How many targets to draw for each example (kind "model").
+        kind: "model" (drawn targets), "signs", "exact" or "empirical" (:class:`FisherKind`).
+        samples: How many targets to draw for each example (kinds "model" and "signs").
         temperature: Divides the logits of Categorical and Bernoulli outputs.
         context: Keyword arguments of the model.
         generator: Decides all draws; by default one seeded with 0. The global random state is left as found.

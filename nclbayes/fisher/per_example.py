@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -114,7 +115,7 @@ class ExampleGradients:
         values = {name: latent.value.detach() for name, latent in run.latents.items()}
         chosen = {site: values.pop(site) for block in blocks for site in block.sites}
         axes = {name: example_axis(run, name) for name in target.values}
-        likelihood = partial(self._log_likelihood, values)
+        likelihood = partial(self._log_likelihood, values, target)
         before = torch.get_rng_state()
         gradient = _alone(likelihood, chosen, *_some(batch, target, axes, which, 1))
         if not torch.equal(before, torch.get_rng_state()):
@@ -126,7 +127,7 @@ class ExampleGradients:
         values = {name: latent.value.detach() for name, latent in run.latents.items()}
         chosen = {name: values.pop(name) for name in sites}
         axes = {name: example_axis(run, name) for name in target.values}
-        likelihood = partial(self._log_likelihood, values)
+        likelihood = partial(self._log_likelihood, values, target)
         several = max(1, NUMBERS // sum(value.numel() for value in chosen.values()))
         for start in range(0, run.examples, several):
             count = min(several, run.examples - start)
@@ -142,6 +143,7 @@ class ExampleGradients:
     def _log_likelihood(
         self,
         fixed: Mapping[str, Tensor],
+        kind: Target,
         weights: dict[str, Tensor],
         examples: list[Any],
         targets: dict[str, Tensor],
@@ -150,7 +152,7 @@ class ExampleGradients:
         recorder = SiteRecorder({**fixed, **weights})
         with as_called(), recorder:
             self._model(*examples, **self._context)
-        return score(temper(recorder.observed, self._temperature), Target(targets, counts))
+        return score(temper(recorder.observed, self._temperature), replace(kind, values=targets, weights=counts))
 
     def _give_up_vectorising(self, error: Exception, sites: list[str]) -> None:
         """Refuse a model that draws random numbers; say what any other will cost."""

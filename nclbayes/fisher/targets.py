@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch import distributions as torch_dist
 
@@ -28,18 +29,26 @@ class FisherKind(str, Enum):
 
     Attributes:
         MODEL: Targets drawn from the model: the Fisher, estimated.
+        SIGNS: Targets that lie as far from their mean as the model's do, on a side that is drawn: the Fisher, estimated
+            with less noise than by targets that are drawn themselves where the model is sure of them.
         EXACT: Targets enumerated, or integrated exactly for a normal: the Fisher without sampling noise.
         EMPIRICAL: The observed targets: the empirical Fisher, for comparison only.
 
     Example:
         >>> from nclbayes import FisherKind
         >>> [kind.value for kind in FisherKind]
-        ['model', 'exact', 'empirical']
+        ['model', 'signs', 'exact', 'empirical']
     """
 
     MODEL = "model"
+    SIGNS = "signs"
     EXACT = "exact"
     EMPIRICAL = "empirical"
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether targets are drawn, each example's by themselves."""
+        return self in (FisherKind.MODEL, FisherKind.SIGNS)
 
 
 @dataclass(frozen=True)
@@ -50,24 +59,45 @@ class Target:
         values: A value for each site that is scored.
         weights: What multiplies that site's log probability, elementwise; absent: 1.
         drawn: Whether the values were drawn, so that nobody has to check that they are possible ones.
+        between: The sites whose values lie between possible ones, as :func:`signed_from` makes them.
     """
 
     values: Mapping[str, Tensor]
     weights: Mapping[str, Tensor]
     drawn: bool = False
+    between: frozenset[str] = frozenset()
 
 
-def draw(observed: Mapping[str, Observed]) -> Target:
-    """A target drawn from the model, for all sites at once.
+class Draws:
+    """Draws targets for the examples of a run.
 
     Args:
-        observed: The observed sites of a run.
-
-    Returns:
-        The target; it carries no gradient.
+        observed: The observed sites of the run.
+        signs: Whether to draw no more than signs, wherever :func:`signed_from` knows how.
     """
-    with torch.no_grad():
-        return Target({name: drawn_from(site.fn) for name, site in observed.items()}, {}, drawn=True)
+
+    def __init__(self, observed: Mapping[str, Observed], signs: bool = False) -> None:
+        self._observed, self._signs = observed, signs
+
+    def draw(self) -> Target:
+        """A target for all sites at once; it carries no gradient."""
+        values: dict[str, Tensor] = {}
+        between: set[str] = set()
+        with torch.no_grad():
+            for name, site in self._observed.items():
+                value = signed_from(site.fn, self._place(name)) if self._signs else None
+                if value is not None:
+                    between.add(name)
+                values[name] = self._drawn(name, site.fn) if value is None else value
+        return Target(values, {}, drawn=True, between=frozenset(between))
+
+    def _place(self, name: str) -> Place | None:
+        """Where a site's examples lie among others."""
+        return None
+
+    def _drawn(self, name: str, fn: Any) -> Tensor:
+        """A value drawn from a site's distribution."""
+        return drawn_from(fn)
 
 
 def as_observed(observed: Mapping[str, Observed]) -> Target:
@@ -124,11 +154,11 @@ def score(observed: Mapping[str, Observed], target: Target) -> Tensor:
     for name, value in target.values.items():
         site = observed[name]
         weight = target.weights.get(name)
-        if weight is None:
+        if weight is None and name not in target.between:
             log_prob, extra = _log_prob(site, value, target.drawn), 0
         else:
             base, extra = _base(site.fn), len(site.fn.event_shape) - len(_base(site.fn).event_shape)
-            log_prob = weight * base.log_prob(value)
+            log_prob = _log_prob_between(base, value) if weight is None else weight * base.log_prob(value)
             for mask, dims in _masks(site.fn):
                 log_prob = _masked(log_prob, mask, dims)
         log_prob = _masked(log_prob, site.mask, extra)
@@ -165,7 +195,7 @@ def temper(observed: Mapping[str, Observed], temperature: float) -> dict[str, Ob
 
 
 def draw_unlikely(observed: Mapping[str, Observed]) -> Target:
-    """Draw targets as :func:`draw` does, but let a classifier be wrong as often as right.
+    """Draw targets as the model would, but let a classifier be wrong as often as right.
 
     A confident classifier's own draws leave gradients that are nothing but rounding errors.
 
@@ -179,7 +209,7 @@ def draw_unlikely(observed: Mapping[str, Observed]) -> Target:
     for name, site in observed.items():
         with suppress(SettingError):
             flat[name] = replace(site, fn=_tempered(name, site.fn, temperature=1e6))
-    return draw(flat)
+    return Draws(flat).draw()
 
 
 def example_axis(run: ModelRun, name: str) -> int:
@@ -243,16 +273,50 @@ def drawn_from(fn: Any, place: Place | None = None) -> Tensor:
     return fn.sample()
 
 
-def is_noise(fn: Any) -> bool:
+def signed_from(fn: Any, place: Place | None = None) -> Tensor | None:
+    """A target as far from the mean of a distribution as its own are: ``E[y] + C^(1/2) s``, with random signs s.
+
+    Where the log probability is linear in y but for what the parameters do not change, the score of such a target has
+    the second moments of the score, as ``E[s s^T] = I``; and its size is about the same each time, while that of a
+    drawn class which is all but certain is next to nothing mostly, and large once in a while. Of classes, whose
+    covariance is ``diag(p) - p p^T``, the target is ``p + sqrt(p) s - p (sqrt(p) . s)``, one number for each.
+
+    Args:
+        fn: The distribution.
+        place: As of :func:`drawn_from`.
+
+    Returns:
+        The target, [batch shape of the base, event shape or classes]; None for another distribution, or a normal one
+        whose scale is learnt.
+    """
+    base = _base(fn)
+    kind = type(base)
+    if kind is dist.Categorical:
+        p = base.probs
+        spread = p.sqrt() * _signs(p, place)
+        return p + spread - p * spread.sum(-1, keepdim=True)
+    if kind is dist.Bernoulli:
+        p = base.probs
+        return p + (p * (1 - p)).sqrt() * _signs(p, place)
+    if kind is dist.Poisson:
+        return base.rate + base.rate.sqrt() * _signs(base.rate, place)
+    if kind is dist.Normal and not base.scale.requires_grad:
+        return base.loc + base.scale * _signs(base.loc, place)
+    return None
+
+
+def is_noise(fn: Any, signs: bool = False) -> bool:
     """Whether a draw from a distribution is a function of its parameters and of noise that is the same for all of them.
 
     Args:
         fn: The distribution.
+        signs: Whether signs are drawn, where that can be.
 
     Returns:
         Whether it is.
     """
-    return type(_base(fn)) in (dist.Categorical, dist.Bernoulli, dist.Normal)
+    kinds = (dist.Categorical, dist.Bernoulli, dist.Normal)
+    return type(_base(fn)) in ((*kinds, dist.Poisson) if signs else kinds)
 
 
 def _noise(kind: Callable[..., Tensor], like: Tensor, place: Place | None) -> Tensor:
@@ -261,6 +325,10 @@ def _noise(kind: Callable[..., Tensor], like: Tensor, place: Place | None) -> Te
     shape, (axis, start, examples) = list(like.shape), place
     shape[axis] = examples
     return kind(shape, dtype=like.dtype, device=like.device).narrow(axis, start, like.shape[axis]).clone()
+
+
+def _signs(like: Tensor, place: Place | None) -> Tensor:
+    return (_noise(torch.rand, like, place) < 0.5).to(like.dtype).mul_(2).sub_(1)
 
 
 def _log_prob(site: Observed, value: Tensor, drawn: bool) -> Tensor:
@@ -278,6 +346,20 @@ def _log_prob(site: Observed, value: Tensor, drawn: bool) -> Tensor:
                 "is too large."
             ) from error
         raise DataError(f"The targets of site '{site.name}' are not what its distribution can have.") from error
+
+
+def _log_prob_between(base: Any, value: Tensor) -> Tensor:
+    """What of the log probability of a value between possible ones changes with the parameters."""
+    kind = type(base)
+    if kind is dist.Categorical:
+        # A class that is ruled out has a logit of minus infinity, and none of the value.
+        return torch.where(value == 0, 0.0, value * base.logits).sum(-1)
+    if kind is dist.Bernoulli:
+        return value * base.logits - F.softplus(base.logits)
+    if kind is dist.Poisson:
+        return torch.xlogy(value, base.rate) - base.rate
+    found: Tensor = base.log_prob(value)
+    return found
 
 
 def _nodes(name: str, base: Any) -> Iterator[tuple[Tensor, Tensor]]:

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyro.distributions as dist
-import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
-from nclbayes.fisher.targets import Place, Target, drawn_from, is_noise
+from nclbayes.fisher.targets import Draws, Place, drawn_from, is_noise
 from nclbayes.ranks import Share
 from nclbayes.watch import ModelRun, Observed
 
@@ -18,7 +17,7 @@ from nclbayes.watch import ModelRun, Observed
 _SAME = (("logits", "probs"), ("scale_tril", "covariance_matrix", "precision_matrix"))
 
 
-class WholeBatch:
+class WholeBatch(Draws):
     """The distributions of a whole batch's targets, of which each rank knows those of its share.
 
     Where a draw is a function of noise, all ranks draw the noise of all examples. Other distributions are put together
@@ -28,17 +27,19 @@ class WholeBatch:
         observed: The observed sites of this rank's run.
         run: The run.
         share: Which examples these are.
+        signs: As of :class:`Draws`.
     """
 
-    def __init__(self, observed: Mapping[str, Observed], run: ModelRun, share: Share) -> None:
-        self._observed, self._start = observed, share.start
+    def __init__(self, observed: Mapping[str, Observed], run: ModelRun, share: Share, signs: bool = False) -> None:
+        super().__init__(observed, signs)
+        self._start = share.start
         self._places: dict[str, Place] = {}
         self._gathered: dict[str, tuple[Any, int, int]] = {}
         for name, site in observed.items():
             axis = run.axes[name]
             if axis is None:
                 continue
-            if is_noise(site.fn):
+            if is_noise(site.fn, signs):
                 self._places[name] = Place(axis, share.start, share.examples)
                 continue
             taken = _taken_apart(site.fn, axis)
@@ -47,10 +48,8 @@ class WholeBatch:
                 whole = share.ranks.gather_rows(f"the outputs '{name}'", tensors)
                 self._gathered[name] = (made(whole), axis, len(tensors[0]))
 
-    def draw(self) -> Target:
-        """Targets for all examples, of which this rank's are kept."""
-        with torch.no_grad():
-            return Target({name: self._drawn(name, site.fn) for name, site in self._observed.items()}, {}, drawn=True)
+    def _place(self, name: str) -> Place | None:
+        return self._places.get(name)
 
     def _drawn(self, name: str, fn: Any) -> Tensor:
         if name in self._gathered:

@@ -38,8 +38,8 @@ from nclbayes.methods import EWC, PlainTraining
 DATA = Path(__file__).parents[1] / "data" / "debian-sections.csv.gz"
 PER_TASK, LENGTH = 4, 16
 WEIGHTS, SCENARIOS = ("all", "last", "lora"), ("task", "domain", "class")
-# Laplace-NCL with a Fisher of one drawn target for each example, and not 3,000 in all.
-QUICK = "laplace-ncl, one draw"
+# Laplace-NCL with a Fisher of one target for each example, of random signs, and not of 3,000 drawn ones in all.
+QUICK = "laplace-ncl, signs"
 # That holds on with a fixed firmness.
 FIRM = "laplace-ncl, stiffness 20"
 METHODS = ("plain", "ewc", "joint", "laplace-ncl", QUICK, FIRM)
@@ -70,7 +70,7 @@ def learner(name: str, size: Size, lr: float) -> Engine:
     """An engine that is told no more than how long to train, how many examples at a time, and a learning rate."""
     told = {"steps": size.steps, "batch_size": size.batch_size, "lr": lr}
     if name.startswith("laplace-ncl"):
-        other = {QUICK: {"fisher_samples": 1}, FIRM: {"stiffness": 20.0}}
+        other = {QUICK: {"fisher": "signs"}, FIRM: {"stiffness": 20.0}}
         return ncl.LaplaceNCL(**told, **other.get(name, {}))
     if name == "ewc":
         return EWC(**told)

@@ -60,10 +60,11 @@ def test_splitting_the_data_into_other_batches_changes_nothing(name: str, kind: 
     assert_same(compute(case, kind=kind), pieces.factors(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["model", "signs"])
 @pytest.mark.parametrize("name", ZOO)
-def test_drawn_targets_estimate_the_exact_fisher(name: str) -> None:
+def test_drawn_targets_estimate_the_exact_fisher(name: str, kind: str) -> None:
     case = ZOO[name]()
-    exact, drawn = compute(case, kind="exact"), compute(case, samples=500)
+    exact, drawn = compute(case, kind="exact"), compute(case, kind=kind, samples=500)
     assert list(exact) == list(drawn)
     for (label, a), (_, b) in zip(tensors(exact), tensors(drawn), strict=True):
         # a trace averages the most noise away; its relative error is a few times 1/sqrt(500 * examples)
@@ -472,7 +473,7 @@ def test_the_models_own_noise_comes_from_the_generator_too() -> None:
 # Devices and errors
 
 
-@pytest.mark.parametrize("kind", ["model", "exact", "empirical"])
+@pytest.mark.parametrize("kind", ["model", "signs", "exact", "empirical"])
 @pytest.mark.parametrize("name", ZOO)
 def test_no_tensor_is_made_without_a_device(name: str, kind: str) -> None:
     case = ZOO[name]()
@@ -525,7 +526,7 @@ def test_non_finite_activations_and_gradients_are_named() -> None:
 
 def test_settings_are_checked() -> None:
     case = ZOO["functional"]()
-    with pytest.raises(SettingError, match="'model', 'exact', 'empirical'"):
+    with pytest.raises(SettingError, match="'model', 'signs', 'exact', 'empirical'"):
         compute(case, kind="true")
     with pytest.raises(SettingError, match="at least 1"):
         compute(case, samples=0)

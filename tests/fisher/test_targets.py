@@ -1,15 +1,19 @@
-"""Draws of a share of examples against those of all of them."""
+"""Targets: draws, those of a share of the examples, and those that are signs only."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
 
-from nclbayes.fisher.targets import Place, drawn_from, is_noise
+import nclbayes as ncl
+from nclbayes.fisher import targets
+from nclbayes.fisher.targets import Place, drawn_from, is_noise, signed_from
 
 
 def parameters(seed: int, *shape: int) -> Tensor:
@@ -25,13 +29,18 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("name", [*OUTPUTS, "signs of counts", *(f"signs of {name}" for name in OUTPUTS)])
 def test_a_share_draws_what_it_would_get_of_the_whole(name: str) -> None:
+    of_name = name.removeprefix("signs of ")
+    of = OUTPUTS.get(of_name, lambda k: dist.Poisson(parameters(4, 7, 2)[k].exp()).to_event(1))
+
     def drawn(which: slice, place: Place | None) -> Tensor:
         torch.manual_seed(5)
-        return drawn_from(OUTPUTS[name](which), place)
+        found = drawn_from(of(which), place) if name == of_name else signed_from(of(which), place)
+        assert found is not None
+        return found
 
-    assert is_noise(OUTPUTS[name](slice(None)))
+    assert is_noise(of(slice(None)), signs=name != of_name)
     whole = drawn(slice(None), None)
     shares = [drawn(slice(a, b), Place(0, a, 7)) for a, b in ((0, 3), (3, 5), (5, 7))]
     assert torch.equal(torch.cat(shares), whole)
@@ -63,3 +72,98 @@ def test_draws_have_the_moments_of_their_distribution(fn: Any) -> None:
 def test_other_distributions_are_not_noise() -> None:
     assert not is_noise(dist.Poisson(torch.ones(3)))
     assert not is_noise(dist.StudentT(4.0, torch.ones(3)))
+
+
+SIGNED = {
+    "classes": lambda f: dist.Categorical(logits=f),
+    "a class that is ruled out": lambda f: dist.Categorical(logits=torch.cat([f, torch.full((1, 1), -torch.inf)], -1)),
+    "binary": lambda f: dist.Bernoulli(logits=f).to_event(1),
+    "counts": lambda f: dist.Poisson(f.exp()).to_event(1),
+    "normal": lambda f: dist.Normal(f, torch.tensor([0.3, 1.0, 2.0])).to_event(1),
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_scores_of_signs_have_the_second_moments_of_the_score(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averaged over all signs that there are, exactly."""
+    f = torch.tensor([[1.5, -2.0, 0.3]], dtype=torch.float64)
+
+    def model(w: Tensor, y: Tensor | None = None) -> Any:
+        return pyro.sample("y", SIGNED[name](f + w), obs=y)
+
+    def gradient(target: targets.Target) -> Tensor:
+        w = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+        observed = pyro.poutine.trace(model).get_trace(w).nodes["y"]
+        site = targets.Observed("y", observed["fn"], observed["value"], None, 1.0, ())
+        return torch.autograd.grad(targets.score({"y": site}, target), w)[0][0]
+
+    size = 4 if "ruled out" in name else 3
+    total = torch.zeros(3, 3, dtype=torch.float64)
+    for signs in product((-1.0, 1.0), repeat=size):
+        monkeypatch.setattr(targets, "_signs", lambda like, place, s=signs: like.new_tensor([s]))
+        fn = SIGNED[name](f)
+        value = signed_from(fn)
+        assert value is not None
+        g = gradient(targets.Target({"y": value}, {}, drawn=True, between=frozenset({"y"})))
+        total += torch.outer(g, g) / 2**size
+    p = torch.softmax(f[0], -1)
+    expected = {
+        "classes": p.diag() - torch.outer(p, p),
+        "a class that is ruled out": p.diag() - torch.outer(p, p),
+        "binary": (torch.sigmoid(f[0]) * torch.sigmoid(-f[0])).diag(),
+        "counts": f[0].exp().diag(),
+        "normal": torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64).square().reciprocal().diag(),
+    }
+    torch.testing.assert_close(total, expected[name], rtol=1e-6, atol=1e-9)
+
+
+def classifier(scale: float) -> tuple[ncl.BayesianNetwork, dict[str, Tensor], tuple[Tensor, Tensor]]:
+    """One that is the surer, the larger the scale."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    network = ncl.BayesianNetwork(net, ncl.Categorical())
+    values = {name: value.detach() for name, value in net.named_parameters()}
+    values["2.weight"] = values["2.weight"] * scale
+    return network, values, (parameters(1, 100, 6), torch.zeros(100, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("scale", "share"), [(1.0, 1.3), (20.0, 0.75)])
+def test_signs_estimate_the_fisher_of_a_sure_classifier_with_less_noise(scale: float, share: float) -> None:
+    """Than drawn targets do; that of one which knows nothing with a little more."""
+    network, values, batch = classifier(scale)
+    exact = ncl.fisher(network, values, batch, kind="exact")["2"].output
+
+    def found(kind: str, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return ncl.fisher(network, values, batch, kind=kind, generator=generator)["2"].output
+
+    signs, drawn = (torch.stack([found(kind, k) for k in range(30)]) for kind in ("signs", "model"))
+    # Four standard errors, of each entry.
+    within = 4 * signs.std(0) / 30**0.5 + 1e-6 * exact.abs().max()
+    assert bool(((signs.mean(0) - exact).abs() <= within).all())
+    assert (signs - exact).norm() < share * (drawn - exact).norm()
+
+
+def test_the_sign_of_a_normal_output_does_not_matter() -> None:
+    """One output for each example: an outer product is free of signs, and exact."""
+    network = ncl.BayesianNetwork(torch.nn.Linear(3, 1), ncl.Normal(0.5))
+    values = {"weight": torch.ones(1, 3), "bias": torch.zeros(1)}
+    batch = (parameters(0, 9, 3), torch.zeros(9, 1))
+    (found,), (exact,) = (ncl.fisher(network, values, batch, kind=kind).values() for kind in ("signs", "exact"))
+    torch.testing.assert_close(found.output, exact.output)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [lambda w: dist.Normal(0.0, w.exp()), lambda w: dist.StudentT(4.0, w), lambda w: dist.Gamma(2.0, w.exp())],
+    ids=["a learnt scale", "heavy tails", "gamma"],
+)
+def test_where_signs_are_not_enough_targets_are_drawn(of: Any) -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", of(x @ w), obs=y)
+
+    batch, values = (parameters(0, 5, 2), torch.ones(5)), {"w": torch.ones(2)}
+    (signs,), (drawn,) = (ncl.fisher(model, values, batch, kind=kind).values() for kind in ("signs", "model"))
+    assert torch.equal(signs.output, drawn.output)

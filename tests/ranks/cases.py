@@ -132,6 +132,13 @@ def _of_method(name: str) -> tuple[ncl.OnlinePosterior, list[ncl.Task]]:
     return method.build(classifier(), {**SETTINGS, **kept}, torch.Generator().manual_seed(4)), tasks()
 
 
+def counts() -> list[ncl.Task]:
+    return [
+        ncl.Task((x, torch.poisson(x[:, :2].exp(), generator=torch.Generator().manual_seed(0))), name=f"task {k}")
+        for k, (x, _) in enumerate((blobs(1), blobs(2)))
+    ]
+
+
 def _from_loader() -> list[ncl.Task]:
     return [
         ncl.Task(DataLoader(TensorDataset(*blobs(seed)), batch_size=17, shuffle=True), name=f"task {seed}")
@@ -186,19 +193,21 @@ CASES: dict[str, Case] = {
     },
     "experts": lambda: (learner(ncl.LaplaceNCL(**SETTINGS), classifier(_seeded(Experts))), sorted_tasks()),
     "stacked": lambda: (learner(ncl.LaplaceNCL(**SETTINGS), classifier(_seeded(Stacked))), sorted_tasks()),
-    "counts": lambda: (
-        learner(
-            ncl.LaplaceNCL(**SETTINGS),
-            ncl.BayesianNetwork(_seeded(lambda: nn.Linear(5, 2)), ncl.Poisson(), prior=dist.Normal(0.0, 0.3)),
-        ),
-        [
-            ncl.Task((x, torch.poisson(x[:, :2].exp(), generator=torch.Generator().manual_seed(0))), name=f"task {k}")
-            for k, (x, _) in enumerate((blobs(1), blobs(2)))
-        ],
-    ),
+    **{
+        f"counts{label}": (
+            lambda told=told: (
+                learner(
+                    ncl.LaplaceNCL(**SETTINGS, **told),
+                    ncl.BayesianNetwork(_seeded(lambda: nn.Linear(5, 2)), ncl.Poisson(), prior=dist.Normal(0.0, 0.3)),
+                ),
+                counts(),
+            )
+        )
+        for label, told in (("", {}), (" by signs", {"fisher": "signs"}))
+    },
     "binary": lambda: (
         learner(
-            ncl.VariationalNCL(**SETTINGS),
+            ncl.VariationalNCL(**SETTINGS, fisher="signs"),
             ncl.BayesianNetwork(_seeded(lambda: nn.Linear(5, 2)), ncl.Bernoulli(), prior=dist.Normal(0.0, 0.3)),
         ),
         [ncl.Task((x, (x[:, :2] > 0).float()), name=f"task {k}") for k, (x, _) in enumerate((blobs(1), blobs(2)))],
