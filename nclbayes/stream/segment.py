@@ -166,7 +166,9 @@ class Segment:
     @property
     def sums_next(self) -> bool:
         """Whether the next batch is one of those whose Fisher is summed."""
-        return self._fisher is not None and self.batches % self.opening.fisher_every == 0
+        # At first more often, so that of a short segment not only its first weights are known.
+        now, every = self.batches, self.opening.fisher_every
+        return self._fisher is not None and (now % every == 0 or (now < every and now.bit_count() == 1))
 
     def ended(self) -> Outcome:
         """What the segment leaves; it may go on nevertheless."""
@@ -276,8 +278,10 @@ class Segment:
 
     def _add(self, batch: Batch) -> None:
         """Add a batch's Fisher at the mean of the latest weights; it counts by its place among those that are added."""
-        fisher, count = self._fisher, self.batches // self.opening.fisher_every + 1
+        fisher, now, every = self._fisher, self.batches, self.opening.fisher_every
         assert fisher is not None
+        # Batches 1, 2, 4 .. before the first one in `every`.
+        count = 1 + (now.bit_length() if now < every else now // every + (every - 1).bit_length())
         # Weights are those relative to the last power of two, so that they stay small: i^3 overflows in a long segment.
         unit = 1 << count.bit_length() - 1
         if count == unit > 1:

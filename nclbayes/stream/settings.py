@@ -23,7 +23,7 @@ class StreamSettings:
         false_alarm_every: In a stream that does not change, how many batches it takes on average, at least, until a
             change is told nevertheless; None: no changes are looked for.
         longest: A segment of so many examples is consolidated, and learning goes on in a new one; None: never.
-        fisher_every: One batch in so many is added to the segment's Fisher.
+        fisher_every: One batch in so many is added to the segment's Fisher; more of the first ones.
 
     Example:
         >>> from nclbayes.stream import StreamSettings
