@@ -7,12 +7,12 @@ gradients whose outer products add up to the expectation (or, drawn, to an estim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch import distributions as torch_dist
 
 from nclbayes.errors import DataError, NCLError, NonFiniteError, SettingError
+from nclbayes.fisher.draws import Place, base_of, drawn_from, signed_from
 from nclbayes.watch import ModelRun, Observed
 
 
@@ -126,7 +127,7 @@ def enumerate_targets(observed: Mapping[str, Observed], run: ModelRun) -> Iterat
         The targets.
     """
     for name, site in observed.items():
-        base = _base(site.fn)
+        base = base_of(site.fn)
         axis = example_axis(run, name)
         positions = [range(1) if i == axis else range(size) for i, size in enumerate(base.batch_shape)]
         for value, weight in _nodes(name, base):
@@ -157,7 +158,7 @@ def score(observed: Mapping[str, Observed], target: Target) -> Tensor:
         if weight is None and name not in target.between:
             log_prob, extra = _log_prob(site, value, target.drawn), 0
         else:
-            base, extra = _base(site.fn), len(site.fn.event_shape) - len(_base(site.fn).event_shape)
+            base, extra = base_of(site.fn), len(site.fn.event_shape) - len(base_of(site.fn).event_shape)
             log_prob = _log_prob_between(base, value) if weight is None else weight * base.log_prob(value)
             for mask, dims in _masks(site.fn):
                 log_prob = _masked(log_prob, mask, dims)
@@ -236,101 +237,6 @@ def example_axis(run: ModelRun, name: str) -> int:
     return axis
 
 
-class Place(NamedTuple):
-    """Where examples lie among others.
-
-    Attributes:
-        axis: Their dimension.
-        start: How many come before them.
-        examples: How many there are in all.
-    """
-
-    axis: int
-    start: int
-    examples: int
-
-
-def drawn_from(fn: Any, place: Place | None = None) -> Tensor:
-    """Values drawn from a distribution.
-
-    Args:
-        fn: The distribution.
-        place: Where its examples lie among others; they get what they would have got if all had been drawn together.
-            Only if :func:`is_noise` holds.
-
-    Returns:
-        One value.
-    """
-    if isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
-        return drawn_from(fn.base_dist, place)
-    if type(fn) is dist.Categorical:
-        # The largest of the logits plus Gumbel noise: several times faster than torch.multinomial.
-        return (fn.logits - _noise(torch.rand, fn.logits, place).log_().neg_().log_()).argmax(-1)
-    if type(fn) is dist.Bernoulli:
-        return (_noise(torch.rand, fn.probs, place) < fn.probs).to(fn.probs.dtype)
-    if type(fn) is dist.Normal:
-        return fn.loc + fn.scale * _noise(torch.randn, fn.loc, place)
-    return fn.sample()
-
-
-def signed_from(fn: Any, place: Place | None = None) -> Tensor | None:
-    """A target as far from the mean of a distribution as its own are: ``E[y] + C^(1/2) s``, with random signs s.
-
-    Where the log probability is linear in y but for what the parameters do not change, the score of such a target has
-    the second moments of the score, as ``E[s s^T] = I``; and its size is about the same each time, while that of a
-    drawn class which is all but certain is next to nothing mostly, and large once in a while. Of classes, whose
-    covariance is ``diag(p) - p p^T``, the target is ``p + sqrt(p) s - p (sqrt(p) . s)``, one number for each.
-
-    Args:
-        fn: The distribution.
-        place: As of :func:`drawn_from`.
-
-    Returns:
-        The target, [batch shape of the base, event shape or classes]; None for another distribution, or a normal one
-        whose scale is learnt.
-    """
-    base = _base(fn)
-    kind = type(base)
-    if kind is dist.Categorical:
-        p = base.probs
-        spread = p.sqrt() * _signs(p, place)
-        return p + spread - p * spread.sum(-1, keepdim=True)
-    if kind is dist.Bernoulli:
-        p = base.probs
-        return p + (p * (1 - p)).sqrt() * _signs(p, place)
-    if kind is dist.Poisson:
-        return base.rate + base.rate.sqrt() * _signs(base.rate, place)
-    if kind is dist.Normal and not base.scale.requires_grad:
-        return base.loc + base.scale * _signs(base.loc, place)
-    return None
-
-
-def is_noise(fn: Any, signs: bool = False) -> bool:
-    """Whether a draw from a distribution is a function of its parameters and of noise that is the same for all of them.
-
-    Args:
-        fn: The distribution.
-        signs: Whether signs are drawn, where that can be.
-
-    Returns:
-        Whether it is.
-    """
-    kinds = (dist.Categorical, dist.Bernoulli, dist.Normal)
-    return type(_base(fn)) in ((*kinds, dist.Poisson) if signs else kinds)
-
-
-def _noise(kind: Callable[..., Tensor], like: Tensor, place: Place | None) -> Tensor:
-    if place is None:
-        return kind(like.shape, dtype=like.dtype, device=like.device)
-    shape, (axis, start, examples) = list(like.shape), place
-    shape[axis] = examples
-    return kind(shape, dtype=like.dtype, device=like.device).narrow(axis, start, like.shape[axis]).clone()
-
-
-def _signs(like: Tensor, place: Place | None) -> Tensor:
-    return (_noise(torch.rand, like, place) < 0.5).to(like.dtype).mul_(2).sub_(1)
-
-
 def _log_prob(site: Observed, value: Tensor, drawn: bool) -> Tensor:
     """The log probability of a value, drawn or observed."""
     fn = site.fn
@@ -391,16 +297,9 @@ def _nodes(name: str, base: Any) -> Iterator[tuple[Tensor, Tensor]]:
         )
 
 
-def _base(fn: Any) -> Any:
-    """The distribution under masks and independence wrappers."""
-    while isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
-        fn = fn.base_dist
-    return fn
-
-
 def _masks(fn: Any) -> Iterator[tuple[Tensor | bool, int]]:
     """The masks wrapped around the base, each with the number of the base's batch dimensions to its right."""
-    base = _base(fn)
+    base = base_of(fn)
     while fn is not base:
         if isinstance(fn, dist.MaskedDistribution):
             yield fn._mask, len(base.batch_shape) - len(fn.batch_shape)

@@ -9,7 +9,8 @@ import pyro.distributions as dist
 from torch import Tensor
 from torch import distributions as torch_dist
 
-from nclbayes.fisher.targets import Draws, Place, drawn_from, is_noise
+from nclbayes.fisher.draws import Place, drawn_from, is_noise
+from nclbayes.fisher.targets import Draws
 from nclbayes.ranks import Share
 from nclbayes.watch import ModelRun, Observed
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,13 +11,14 @@ import torch
 from torch import Tensor
 
 from nclbayes.data.checking import checked_batch, shown
-from nclbayes.errors import DataError, ModelError, NCLError, SettingError
+from nclbayes.errors import DataError, ModelError, SettingError
 from nclbayes.isolation import as_found
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.online import OnlinePosterior
 from nclbayes.ranks import present
 from nclbayes.stream.detection import ChangeTest, Verdict, limit, suspicion
 from nclbayes.stream.events import Changed, Consolidated, Event, Judged, Opened, Reason
+from nclbayes.stream.holding import UnlearnableError, learning
 from nclbayes.stream.opening import opened
 from nclbayes.stream.place import MOST_EVENTS, Place
 from nclbayes.stream.saving import SavedStream, read_stream, write_stream
@@ -246,7 +246,7 @@ class Stream:
                     posterior._belief = belief
                     if segment is not None and kept is not None:
                         segment.restore(kept)
-                    if isinstance(error, _UnlearnableError):
+                    if isinstance(error, UnlearnableError):
                         self._leave_out(error)
                     raise
                 new = self._place.events
@@ -276,7 +276,7 @@ class Stream:
             waiting = (*held, batch)
             learnt = max(0, len(waiting) - settings.window + 1) if suspected else len(waiting)
             for each in waiting[:learnt]:
-                with _learning(each, batch):
+                with learning(each, batch):
                     segment.learn(each)
             # The caller may put other numbers into his tensors.
             kept = tuple(each if each is not batch else mapped(torch.clone, batch) for each in waiting[learnt:])
@@ -291,12 +291,12 @@ class Stream:
         told = Changed(now, last + 1, verdict.odds, verdict.p, score, verdict.expected)
         self._place = replace(self._place, held=(), test=ChangeTest()).noting(told)
         self._end(Reason.CHANGE, last)
-        with _learning(batches[0], batch):
+        with learning(batches[0], batch):
             self._open(batches[0], last + 1)
         segment = self._segment
         assert segment is not None
         for each in batches:
-            with _learning(each, batch):
+            with learning(each, batch):
                 score = segment.score(each)
                 segment.learn(each)
             self._place = replace(self._place, test=self._place.test.after(score, 0.0, suspected=False))
@@ -321,7 +321,7 @@ class Stream:
         if self._segment is None:
             return
         for batch in self._place.held:
-            with _learning(batch):
+            with learning(batch):
                 self._segment.learn(batch)
         self._place = replace(self._place, held=(), test=ChangeTest())
         self._end(Reason.ASKED)
@@ -340,7 +340,7 @@ class Stream:
         )
         self._segment, self._place = None, self._place.noting(event)
 
-    def _leave_out(self, error: _UnlearnableError) -> None:
+    def _leave_out(self, error: UnlearnableError) -> None:
         """Hold a batch no longer that cannot be learnt: everything that comes would be refused for its sake."""
         held = self._place.held
         at = next(i for i, batch in enumerate(held) if batch is error.batch)
@@ -360,25 +360,6 @@ class Stream:
                 "The posterior of the stream has learnt a task, or was moved, since the stream saw it last: make a new "
                 "stream of it. Before an update, call `consolidate`."
             )
-
-
-class _UnlearnableError(Exception):
-    """A batch that was held cannot be learnt."""
-
-    def __init__(self, batch: Batch) -> None:
-        super().__init__()
-        self.batch = batch
-
-
-@contextmanager
-def _learning(batch: Batch, present: Batch | None = None) -> Iterator[None]:
-    """Tell the faults of a batch that was held from those of the present one."""
-    try:
-        yield
-    except NCLError as error:
-        if batch is present:
-            raise
-        raise _UnlearnableError(batch) from error
 
 
 def _is_named(item: object) -> bool:

@@ -303,7 +303,7 @@ def test_labels_and_shapes_that_do_not_fit_are_refused_before_anything_changes()
         ({"steps": None}, "either `steps` or `epochs`"),
         ({"steps": 10, "epochs": 1}, "either `steps` or `epochs`"),
         ({"kronecker_sum": "best"}, "'kl', 'additive'"),
-        ({"fisher": "true"}, "'model', 'exact'"),
+        ({"fisher": "true"}, "'model', 'signs', 'exact'"),
         ({"prior_weight": -1}, "prior_weight must be at least 0"),
     ],
 )

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 import nclbayes as ncl
-from nclbayes.fisher import targets
-from nclbayes.fisher.targets import Place, drawn_from, is_noise, signed_from
+from nclbayes.fisher import draws
+from nclbayes.fisher.draws import Place, drawn_from, is_noise, signed_from
+from nclbayes.fisher.targets import Target, score
+from nclbayes.watch import Observed
 
 
 def parameters(seed: int, *shape: int) -> Tensor:
@@ -91,20 +93,20 @@ def test_scores_of_signs_have_the_second_moments_of_the_score(name: str, monkeyp
     def model(w: Tensor, y: Tensor | None = None) -> Any:
         return pyro.sample("y", SIGNED[name](f + w), obs=y)
 
-    def gradient(target: targets.Target) -> Tensor:
+    def gradient(target: Target) -> Tensor:
         w = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
         observed = pyro.poutine.trace(model).get_trace(w).nodes["y"]
-        site = targets.Observed("y", observed["fn"], observed["value"], None, 1.0, ())
-        return torch.autograd.grad(targets.score({"y": site}, target), w)[0][0]
+        site = Observed("y", observed["fn"], observed["value"], None, 1.0, ())
+        return torch.autograd.grad(score({"y": site}, target), w)[0][0]
 
     size = 4 if "ruled out" in name else 3
     total = torch.zeros(3, 3, dtype=torch.float64)
     for signs in product((-1.0, 1.0), repeat=size):
-        monkeypatch.setattr(targets, "_signs", lambda like, place, s=signs: like.new_tensor([s]))
+        monkeypatch.setattr(draws, "_signs", lambda like, place, s=signs: like.new_tensor([s]))
         fn = SIGNED[name](f)
         value = signed_from(fn)
         assert value is not None
-        g = gradient(targets.Target({"y": value}, {}, drawn=True, between=frozenset({"y"})))
+        g = gradient(Target({"y": value}, {}, drawn=True, between=frozenset({"y"})))
         total += torch.outer(g, g) / 2**size
     p = torch.softmax(f[0], -1)
     expected = {
