@@ -10,7 +10,6 @@ from torch import nn
 
 from nclbayes import tasks as task_sets
 from nclbayes.data.task import Task
-from nclbayes.errors import DataError
 from nclbayes.experiments.networks import SequenceFeatures, SequenceRegressor, perceptron
 from nclbayes.experiments.setup import Setup
 from nclbayes.methods.registry import named
@@ -55,10 +54,7 @@ def _cifar_features(
 
 
 def _which_features() -> str:
-    try:
-        return pretrained_path().stem
-    except DataError:
-        return ""  # whoever asks for the tasks will be told
+    return pretrained_path().stem
 
 
 def _stroke_network(tasks: list[Task], scenario: str, units: int) -> nn.Module:
@@ -195,7 +191,7 @@ SETUPS: dict[str, Setup] = {
         _mnist("rotated-mnist", "MNIST turned by another angle for each task", task_sets.rotated_mnist, _CHANGED_MNIST),
         Setup(
             "split-cifar100",
-            "features of CIFAR-100, ten classes a task; the layers are trained first: data pretrain-cifar",
+            "features of CIFAR-100, ten classes a task",
             _cifar_features,
             _perceptron,
             2000,

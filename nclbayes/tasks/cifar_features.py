@@ -22,6 +22,8 @@ from nclbayes.tasks.images import Images, check_size, choose, seeded
 
 CHANNELS = (16, 32, 64, 128, 256)
 _WEIGHTS, _FEATURES = "feature extractor", "set of features"
+# What `pretrain` makes with its defaults.
+_OURS = Path(__file__).with_name("cifar10-features-epochs-100-seed-0.safetensors")
 
 
 class FeatureExtractor(nn.Module):
@@ -286,13 +288,15 @@ def weights_path(epochs: int = 100, seed: int = 0, size: int | None = None) -> P
 
 
 def pretrained() -> FeatureExtractor:
-    """The extractor that :func:`pretrain` left in the cache; of several, the one trained longest.
+    """The extractor that :func:`pretrain` left in the cache, of several the one trained longest; or else the package's.
 
     Returns:
         The frozen layers.
 
-    Raises:
-        DataError: If there is none.
+    Example:
+        >>> from nclbayes.tasks.cifar_features import pretrained
+        >>> pretrained().frozen
+        True
     """
     return FeatureExtractor.load(pretrained_path())
 
@@ -301,19 +305,11 @@ def pretrained_path() -> Path:
     """Where the weights are that :func:`pretrained` reads: those of the most images, of these of the most epochs.
 
     Returns:
-        A file in the cache folder; of equal ones, that of the least seed.
-
-    Raises:
-        DataError: If there is none.
+        A file in the cache folder, of equal ones that of the least seed; if there is none, that which the package
+        brings: what ``pretrain()`` made with all its defaults.
     """
     found = cache_folder().glob("cifar10-features-epochs-*-seed-*.safetensors")
-    ranked = sorted(found, key=lambda path: (_size(path), int(path.name.split("-")[3]), -_seed(path)))
-    if not ranked:
-        raise DataError(
-            "The layers that turn CIFAR images into features have not been trained yet: run `nclbayes data "
-            "pretrain-cifar` (or call nclbayes.tasks.cifar_features.pretrain) once."
-        )
-    return ranked[-1]
+    return max(found, key=lambda path: (_size(path), int(path.name.split("-")[3]), -_seed(path)), default=_OURS)
 
 
 def _seed(path: Path) -> int:

@@ -12,7 +12,8 @@ from nclbayes.cli import run_command_line
 from nclbayes.errors import FileError, NonFiniteError, SettingError
 from nclbayes.storage import write_file
 from nclbayes.tasks import cifar_features, files
-from nclbayes.tasks.cifar_features import FeatureExtractor, pretrain, weights_path
+from nclbayes.tasks.cifar_data import Channels, load_cifar
+from nclbayes.tasks.cifar_features import FeatureExtractor, pretrain, pretrained, pretrained_path, weights_path
 from tests.tasks import fakes
 
 
@@ -113,6 +114,33 @@ def test_pretraining_learns_saves_and_repeats(folder: Path) -> None:
     other = pretrain(1, seed=4, batch_size=40, size=80, progress=False)
     assert not torch.equal(other.extractor.layers[0].weight, loaded.layers[0].weight)
     assert other.path == weights_path(1, 4, 80)
+
+
+def test_the_package_brings_layers_which_give_way_to_ones_own(folder: Path, extractor: FeatureExtractor) -> None:
+    theirs = pretrained_path()
+    assert theirs.name == weights_path().name
+    assert theirs.parent == Path(cifar_features.__file__).parent
+    assert pretrained().frozen
+    for epochs, seed, size in ((100, 1, 50), (2, 5, None), (2, 4, None), (3, 7, None)):
+        extractor.save(weights_path(epochs, seed, size))
+        assert pretrained_path() == weights_path(epochs, seed, size)
+    extractor.save(weights_path(3, 8))
+    assert pretrained_path() == weights_path(3, 7)
+
+
+@pytest.mark.slow
+def test_the_packages_layers_tell_classes_apart(data_folder: Path) -> None:
+    """By the nearest mean of a class, of z-scored features."""
+    if not (data_folder / "cifar-10-batches-bin" / "test_batch.bin").is_file():
+        pytest.skip("CIFAR-10 is not among the real data")
+    train, test = load_cifar("cifar10")
+    channels = Channels.of(train.x)
+    extractor = FeatureExtractor.load(cifar_features._OURS)
+    x, other = (extractor.features(channels.z_score(images.x[:4000]), cache=False) for images in (train, test))
+    spread = x.std(0) + 1e-6
+    means = torch.stack([x[train.y[:4000] == k].mean(0) for k in range(10)])
+    found = torch.cdist(other / spread, means / spread).argmin(-1)
+    assert float((found == test.y[:4000]).float().mean()) > 0.6
 
 
 def test_without_a_terminal_there_is_no_progress_bar(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
