@@ -79,6 +79,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
         names = archive.namelist()
         metadata = message_from_bytes(archive.read(f"nclbayes-{nclbayes.__version__}.dist-info/METADATA"))
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "nclbayes").rglob("*.py")}
-    assert {name for name in names if ".dist-info/" not in name} == modules | {"nclbayes/py.typed"}
+    layers = "nclbayes/tasks/cifar10-features-epochs-100-seed-0.safetensors"
+    assert {name for name in names if ".dist-info/" not in name} == modules | {"nclbayes/py.typed", layers}
     assert metadata["License-Expression"] == "MIT"
     assert metadata["Requires-Python"] == ">=3.10"
