@@ -256,6 +256,24 @@ def test_a_step_is_the_same_whether_its_batch_was_scored_before(engine: Any) -> 
         assert torch.equal(value, ends[1][site])
 
 
+@pytest.mark.parametrize(("examples", "every"), [(64, 1), (127, 1), (128, 2), (200, 3)])
+def test_of_a_large_batch_a_part_is_scored(examples: int, every: int) -> None:
+    """All of it is learnt, and NaN in any of it is refused."""
+    g = torch.Generator().manual_seed(0)
+    found = stream("categorical")
+    for _ in range(3):
+        x, y = torch.randn(examples, 5, generator=g), torch.randint(2, (examples,), generator=g)
+        expected = found.predict(x).log_prob(y)[::every].mean().item() if found.batches else None
+        found.observe(x, y)
+        if expected is not None:
+            assert found.judged[-1].score == pytest.approx(expected, rel=1e-5)
+    assert found._segment is not None
+    assert found._segment.examples == 3 * examples
+    x[1] = torch.nan
+    with pytest.raises(NonFiniteError):
+        found.observe(x, y)
+
+
 def test_the_fisher_is_that_of_the_batches_weighted_by_the_cube_of_their_place() -> None:
     """Of a linear map, E[z z^T] is of the inputs alone; as batches are added, and as a file is taken up again."""
     g, every = torch.Generator().manual_seed(0), 3
