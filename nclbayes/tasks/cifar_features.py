@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from nclbayes.errors import DataError, FileError, NonFiniteError, SettingError
+from nclbayes.errors import FileError, NonFiniteError, SettingError
 from nclbayes.isolation.randomness import drawing_from
 from nclbayes.storage import Form, Misfit, open_sealed, write_file
 from nclbayes.tasks.cifar_data import Channels, load_cifar
