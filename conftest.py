@@ -17,6 +17,7 @@ DATA = {
     "nclbayes.tasks.mnist.split_fashion_mnist": "fashion-mnist",
     "nclbayes.tasks.mnist.permuted_mnist": "mnist",
     "nclbayes.tasks.mnist.rotated_mnist": "mnist",
+    "nclbayes.tasks.cifar.split_cifar10": "cifar10",
     "nclbayes.tasks.cifar.split_cifar100": "cifar100",
     "nclbayes.tasks.stroke_mnist.stroke_mnist": "stroke-mnist",
 }

@@ -46,11 +46,9 @@ def _perceptron(tasks: list[Task], scenario: str, units: int) -> nn.Module:
     return perceptron(inputs, (units, units), classes, heads=len(tasks) if scenario == "task" else None)
 
 
-def _cifar_features(
-    scenario: str = "domain", seed: int = 0, size: int | None = None, active: str = "all"
-) -> list[Task]:
-    """Split CIFAR-100 as features of the pre-trained layers."""
-    return task_sets.split_cifar100(scenario, seed, size, active=active, features=pretrained())
+def _features_of(split: Callable[..., list[Task]]) -> Callable[..., list[Task]]:
+    """A set of images as features of the pre-trained layers."""
+    return lambda *args, **settings: split(*args, **settings, features=pretrained())
 
 
 def _which_features() -> str:
@@ -147,7 +145,7 @@ _CHANGED_MNIST: dict[str, Any] = {
 
 
 def _mnist(name: str, summary: str, tasks: Callable[..., list[Task]], rest: Mapping[str, Any]) -> Setup:
-    """MNIST, or what has its form."""
+    """MNIST, or what is learnt as it is."""
     return Setup(name, summary, tasks, _perceptron, 400, Categorical(), settings=_MNIST, **rest)
 
 
@@ -188,11 +186,17 @@ SETUPS: dict[str, Setup] = {
             task_sets.permuted_mnist,
             _CHANGED_MNIST,
         ),
+        _mnist(
+            "split-cifar10",
+            "features of CIFAR-10 by layers that were trained on it, two classes a task",
+            _features_of(task_sets.split_cifar10),
+            {**_SPLIT_MNIST, "features": _which_features},
+        ),
         _mnist("rotated-mnist", "MNIST turned by another angle for each task", task_sets.rotated_mnist, _CHANGED_MNIST),
         Setup(
             "split-cifar100",
             "features of CIFAR-100, ten classes a task",
-            _cifar_features,
+            _features_of(task_sets.split_cifar100),
             _perceptron,
             2000,
             Categorical(),

@@ -1,6 +1,6 @@
 """Task sets: functions that return tasks to learn one after the other."""
 
-from nclbayes.tasks.cifar import split_cifar100
+from nclbayes.tasks.cifar import split_cifar10, split_cifar100
 from nclbayes.tasks.digits import split_digits
 from nclbayes.tasks.mnist import permuted_mnist, rotated_mnist, split_fashion_mnist, split_mnist
 from nclbayes.tasks.stimulus_response import stimulus_response
@@ -10,6 +10,7 @@ from nclbayes.tasks.toy import toy_convex, toy_nonconvex
 __all__ = [
     "permuted_mnist",
     "rotated_mnist",
+    "split_cifar10",
     "split_cifar100",
     "split_digits",
     "split_fashion_mnist",

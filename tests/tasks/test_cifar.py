@@ -1,4 +1,4 @@
-"""Split CIFAR-100: z-scores, classes, features."""
+"""Split CIFAR-10 and CIFAR-100: z-scores, classes, features."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.errors import DataError, SettingError
-from nclbayes.tasks import files, split_cifar100
+from nclbayes.tasks import files, split_cifar10, split_cifar100
 from nclbayes.tasks.cifar_data import Channels, load_cifar
 from nclbayes.tasks.cifar_features import FeatureExtractor
 from tests.tasks import fakes
@@ -51,6 +51,24 @@ def test_ten_tasks_of_ten_classes_z_scored_over_the_training_set() -> None:
     scored = Channels.of(raw.x).z_score(raw.x)
     for label in (0, 57):
         assert torch.equal(x[torch.cat([t.train[1] for t in tasks]) == label], scored[raw.y == dealt[label]])
+
+
+@pytest.mark.usefixtures("small", "untouched")
+def test_five_tasks_of_two_classes_of_cifar10() -> None:
+    tasks = split_cifar10("class", seed=1, active="seen")
+    assert [task.size for task in tasks] == [20] * 5
+    assert [len(task.test[0]) for task in tasks] == [4] * 5
+    assert [task.context["active"] for task in tasks] == [2, 4, 6, 8, 10]
+    dealt = [int(c) for task in tasks for c in task.name.partition("(")[2].rstrip(")").split(", ")]
+    assert sorted(dealt) == list(range(10))
+    raw, _ = load_cifar("cifar10")
+    x = torch.cat([task.train[0] for task in tasks])
+    scored = Channels.of(raw.x).z_score(raw.x)
+    for label in (0, 7):
+        assert torch.equal(x[torch.cat([t.train[1] for t in tasks]) == label], scored[raw.y == dealt[label]])
+    means = split_cifar10("task", features=lambda images: images.mean((2, 3)))
+    assert means[2].train[0].shape == (20, 3)
+    assert means[2].context == {"head": 2}
 
 
 @pytest.mark.usefixtures("small")

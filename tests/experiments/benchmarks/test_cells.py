@@ -6,7 +6,6 @@ import pytest
 
 from nclbayes.errors import SettingError
 from nclbayes.experiments.benchmarks import CELLS, find_cells
-from nclbayes.experiments.benchmarks.cells import MISSING
 from nclbayes.experiments.benchmarks.published import PUBLISHED, SCENARIOS, SOURCES, Checked
 
 
@@ -61,12 +60,24 @@ def test_cells_are_found_by_name_and_by_pattern_in_the_order_of_the_table() -> N
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("split-mnist-task-emc", "did you mean 'split-mnist-task-ewc'"), ("split-cifar10-task-ewc", "no such task set")],
+    [
+        ("split-mnist-task-emc", "did you mean 'split-mnist-task-ewc'"),
+        ("split-cifar10 as images-task-ewc", "the cells are of features"),
+    ],
 )
 def test_an_unknown_cell_is_refused_with_a_hint(name: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         find_cells([name])
-    assert "split-cifar10" in MISSING
+
+
+def test_short_cells_are_those_of_the_whole_set_in_fewer_steps() -> None:
+    for name in CELLS:
+        if "-short-" in name:
+            cell, whole = CELLS[name], CELLS[name.replace("-short", "")]
+            assert (cell.config(0).settings["steps"], cell.config(0).units) == (1000, 400)
+            assert {**cell.config(0).settings, "steps": 5000} == dict(whole.config(0).settings)
+            assert [p.accuracy for p in cell.published] == [p.accuracy for p in whole.published]
+            assert all("1,000 steps a task" in p.differs for p in cell.published)
 
 
 def test_the_setting_of_a_cell_is_told() -> None:
