@@ -280,7 +280,7 @@ def tables(ledger: Ledger, cells: Iterable[Cell] = tuple(CELLS.values())) -> str
 
     Args:
         ledger: The results.
-        cells: The cells to show; those without a result are "not run".
+        cells: The cells to show; those without a result stand below the table.
 
     Returns:
         The text.
@@ -291,8 +291,16 @@ def tables(ledger: Ledger, cells: Iterable[Cell] = tuple(CELLS.values())) -> str
         by_family.setdefault(cell.family, []).append(cell)
     parts = []
     for family, own in by_family.items():
-        rows = [_row(cell, found.get(cell.name)) for cell in own]
-        parts.append("\n".join([f"**{family}**", "", *_HEADER, *rows]))
+        rows, left = list[str](), list[str]()
+        for cell in own:
+            result = found.get(cell.name)
+            if result is not None and result.is_current:
+                rows.append(_row(cell, result))
+            else:
+                left.append(_not_run(cell, is_stale=result is not None))
+        part = [f"**{family}**"] + (["\n".join((*_HEADER, *rows))] if rows else [])
+        part += [f"Not run: {'; '.join(left)}. `nclbayes bench '{family}-*'` runs all."] if left else []
+        parts.append("\n\n".join(part))
     numbers = {source: k + 1 for k, source in enumerate(SOURCES)}
     cited = {p.source for own in by_family.values() for cell in own for p in cell.published}
     if cited:
@@ -306,16 +314,26 @@ _HEADER = (
 )
 
 
-def _row(cell: Cell, result: Result | None) -> str:
-    numbers = "; ".join(f"{p} ({p.source.short}, {p.source.checked.value})" for p in cell.published) or "none found"
-    if result is None or not result.is_current:
-        why = "not run" if result is None else "not run with today's settings"
-        return _line(cell.label, cell.setting, numbers, why, "", "", "", command_of(cell))
+def _row(cell: Cell, result: Result) -> str:
     minutes = "" if result.minutes is None else f"{result.minutes:.1f}"
     words = "; ".join(verdict(result, each) for each in cell.published) or "nothing to compare with"
     if result.note:
         words += f" ({result.note})"
-    return _line(cell.label, cell.setting, numbers, str(result), _shown(result.seeds), minutes, words, result.command)
+    known = _known(cell) or "none found"
+    return _line(cell.label, cell.setting, known, str(result), _shown(result.seeds), minutes, words, result.command)
+
+
+def _not_run(cell: Cell, is_stale: bool) -> str:
+    """A cell without a result."""
+    about = ["run with other settings than today's"] if is_stale else []
+    known = _known(cell)
+    about += [f"published: {known}"] if known else []
+    return cell.label + (f" ({'; '.join(about)})" if about else "")
+
+
+def _known(cell: Cell) -> str:
+    """What was published."""
+    return "; ".join(f"{p} ({p.source.short}, {p.source.checked.value})" for p in cell.published)
 
 
 def _line(*cells: str) -> str:

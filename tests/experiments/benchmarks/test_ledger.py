@@ -96,16 +96,25 @@ def test_a_ledger_keeps_what_it_has_of_other_cells(tmp_path: Path) -> None:
     text = (tmp_path / "ledger.md").read_text()
     assert "| 99.0 | 0 |" in text
     # The settings of the other one are not those that the cell has now.
-    assert "not run with today's settings" in text
+    assert "Not run: owm (run with other settings than today's; published: 87.46 ± 0.74" in text
     assert "89.4" not in text
     (tmp_path / "ledger.json").write_text("{}")
     with pytest.raises(FileError, match="ledger"):
         write_ledger(tmp_path, [])
 
 
-def test_a_cell_without_a_result_is_not_run_and_its_command_is_told() -> None:
+def test_cells_without_a_result_stand_below_the_table_with_what_was_published() -> None:
+    done = Result(CELL.name, 99.0, None, (0,), settings=fingerprint(CELL), command=command_of(CELL, [0]))
+    cells = [CELL, CELLS["split-mnist-task-ewc"], CELLS["split-mnist-task-gpm"]]
+    *_, row, empty, left = tables(Ledger((done,)), cells).partition("\n\nSources")[0].splitlines()
+    assert row.endswith(f"| 99.0 | 0 |  | reproduced | `{command_of(CELL, [0])}` |")
+    assert (empty, left) == (
+        "",
+        "Not run: ewc (published: 98.67 ± 0.22 (Kao et al. 2021, read)); gpm. `nclbayes bench 'split-mnist-task-*'` "
+        "runs all.",
+    )
     text = tables(Ledger(), [CELL])
-    assert f"| not run |  |  |  | `{command_of(CELL)}` |" in text
+    assert "| Method |" not in text
     assert "1. Kao, Jensen" in text
 
 
