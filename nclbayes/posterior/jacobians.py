@@ -64,7 +64,10 @@ class Linearisation:
         Returns:
             [examples, outputs, outputs].
         """
-        found, rest = self._by_rows(outputs, examples), set(self.states)
+        return self._covariance(self._first(examples), outputs, examples)
+
+    def _covariance(self, first: Seen, outputs: int, examples: int) -> Tensor:
+        found, rest = self._by_rows(first, outputs, examples), set(self.states)
         total: Tensor | None = None
         if found is not None:
             total, known = found
@@ -89,29 +92,26 @@ class Linearisation:
         Raises:
             ModelError: If the network has none.
         """
-        seen = self._seen(range(min(examples, 2)))
+        first = self._first(examples)
         weights = {s.block.sites[0]: name for name, s in self.states.items() if s.structure is Structure.KRONECKER}
-        last = next((weights[use.weight] for use in reversed(seen.linear) if use.weight in weights), None)
+        last = next((weights[use.weight] for use in reversed(first.linear) if use.weight in weights), None)
         if last is None:
             raise ModelError("The model has no linear map with a Gaussian of its own: use method='linearized'.")
-        only = replace(self, states={last: self.states[last]}, priors={})
-        return only.covariance(outputs, examples)
+        return replace(self, states={last: self.states[last]}, priors={})._covariance(first, outputs, examples)
 
-    def _by_rows(self, outputs: int, examples: int) -> tuple[Tensor, set[str]] | None:
+    def _by_rows(self, first: Seen, outputs: int, examples: int) -> tuple[Tensor, set[str]] | None:
         """The part of the blocks whose Jacobians are sums of products of rows, and which these are."""
-        state = torch.get_rng_state()
-        seen = self._seen(range(min(examples, _FIRST)))
-        if not torch.equal(state, torch.get_rng_state()):
-            # It draws random numbers: to vectorise it will say so.
+        if first.has_drawn:
+            # To vectorise it will say so.
             return None
-        met = {site for use in seen.linear for site in (use.weight, use.bias)} | {other.site for other in seen.others}
+        met = {site for use in first.linear for site in (use.weight, use.bias)} | {other.site for other in first.others}
         idle = {name for name, s in self.states.items() if not met & set(s.block.sites)}
-        uses = {name: _rows_of(s, seen) for name, s in self.states.items()}
+        uses = {name: _rows_of(s, first) for name, s in self.states.items()}
         known = {name: found for name, found in uses.items() if found}
         if not known:
             return None
         numbers = sum(_numbers(self.states[name], found, outputs) for name, found in known.items())
-        chunk = max(1, int(_ROW_NUMBERS * seen.examples / numbers))
+        chunk = max(1, int(_ROW_NUMBERS * first.examples / numbers))
         pieces, which = [], examples // 2
         for start in range(0, examples, chunk):
             stop = min(start + chunk, examples)
@@ -192,6 +192,10 @@ class Linearisation:
 
     def _example(self, which: int) -> tuple[Any, ...]:
         return mapped(itemgetter(which), tuple(self.query.inputs))
+
+    def _first(self, examples: int) -> Seen:
+        """The first examples, which tell what there is."""
+        return self._seen(range(min(examples, _FIRST)))
 
     def _seen(self, which: range) -> Seen:
         part = slice(which.start, which.stop)

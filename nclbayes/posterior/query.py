@@ -64,10 +64,12 @@ class Query:
         leaves = {site: value.detach().clone().requires_grad_() for site, value in values.items()}
         maps = MapRecorder(self.model, examples)
         recorder = _OutputRecorder(leaves, self.outputs, draw=False, meet=maps.track)
+        state = torch.get_rng_state()
         with running(self.inputs), torch.enable_grad(), as_called(), recorder, maps:
             self.model(*self.inputs, **self.context)
+        has_drawn = not torch.equal(state, torch.get_rng_state())
         fn = next(recorder.reached[output] for output in self.outputs if output in recorder.reached)
-        return Seen(fn, maps.linear, maps.others, examples)
+        return Seen(fn, maps.linear, maps.others, examples, has_drawn)
 
     def reach(self, values: Mapping[str, Tensor], draw: bool = False) -> tuple[Any, dict[str, Any]]:
         """The output's distribution, and the priors of weights that have no value.
@@ -101,12 +103,14 @@ class Seen:
         linear: The uses of weights as linear maps, in order.
         others: All other differentiable uses.
         examples: How many examples it had.
+        has_drawn: Whether the model drew random numbers.
     """
 
     fn: Any
     linear: list[LinearUse]
     others: list[OtherUse]
     examples: int
+    has_drawn: bool
 
 
 class _OutputRecorder(SiteRecorder):
