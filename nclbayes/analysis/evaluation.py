@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
+from nclbayes.data.agreement import batch_mark, refuse_distributed
 from nclbayes.data.splitting import split
 from nclbayes.data.task import Task
 from nclbayes.errors import DataError
@@ -140,9 +141,15 @@ def _score(
 ) -> Score:
     empty = torch.zeros(0, dtype=torch.float64)
     right, hits, confidence, loss, has_classes = [empty], [empty], [empty], 0.0, False
+    if ranks.are_many:
+        refuse_distributed(task, test=True)
+    # What draws for each example draws for all of them on every rank.
+    is_drawn = how.get("method") == "linearized"
     for whole in task.epoch(batch_size, generator, test=True):
+        if ranks.are_many:
+            ranks.note(f"a test batch of task '{task.name}'", batch_mark(whole))
         # A batch of fewer examples than there are ranks is run by each, and counts on the first.
-        is_shared = len(whole[-1]) >= ranks.count
+        is_shared = len(whole[-1]) >= ranks.count and not is_drawn
         batch = split(whole, ranks.count)[ranks.rank] if is_shared else whole
         *inputs, target = batch
         predicted = posterior.predict(*inputs, **how, **task.context)
@@ -157,6 +164,11 @@ def _score(
             if found is not None:
                 hits.append(found[0].flatten().double().cpu())
                 confidence.append(found[1].flatten().double().cpu())
+        if how and ranks.are_many:
+            # Where a network draws noise for its share, ranks have drawn different amounts.
+            state = {"state": generator.get_state()}
+            now, _ = ranks.broadcast("the generator of an evaluation", state, None, 0, torch.device("cpu"))
+            generator.set_state(now["state"])
     (scores,) = ranks.gather_rows("the scores", [torch.cat(right)])
     loss = sum(row[0] for row in ranks.meet("the loss", loss))
     error = float("nan")

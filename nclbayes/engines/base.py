@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.blocks import Block
+from nclbayes.data.agreement import batch_mark
 from nclbayes.data.checking import AllowedTargets
 from nclbayes.data.sources import side_stream
 from nclbayes.data.splitting import lengths_of, split
@@ -26,7 +26,6 @@ from nclbayes.errors import SettingError
 from nclbayes.fisher import DiagonalFisher, KroneckerFisher
 from nclbayes.gaussians import State, Structure
 from nclbayes.ranks import ALONE, WHOLE, Ranks, Share
-from nclbayes.storage import memory_of
 from nclbayes.watch import ModelRun
 from nclbayes.watch.run import Model, batch_size
 
@@ -124,7 +123,7 @@ class Problem:
         ranks, examples = self.ranks, batch_size(batch)
         if not ranks.are_many:
             return [Part(part) for part in split(batch, self.accumulate)]
-        ranks.note(f"a batch of {examples} examples", _checksum(batch))
+        ranks.note(f"a batch of {examples} examples", batch_mark(batch))
         if examples < ranks.count:
             return [Part(part, 1 / ranks.count) for part in split(batch, self.accumulate)]
         own = split(batch, ranks.count)[ranks.rank]
@@ -163,11 +162,6 @@ class Problem:
         allowed = self.allowed[self.task.part_of(batch)] if self.allowed else None
         if allowed is not None and isinstance(batch[-1], Tensor):
             allowed.check(batch[-1])
-
-
-def _checksum(batch: tuple[Any, ...]) -> int:
-    """Of the targets, which tell whether two ranks have drawn the same examples."""
-    return zlib.crc32(memory_of(batch[-1])) if isinstance(batch[-1], Tensor) else 0
 
 
 @dataclass(frozen=True)

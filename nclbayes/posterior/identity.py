@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
+from nclbayes.data.agreement import evenly
 from nclbayes.data.checking import has_plain_memory
 from nclbayes.data.task import Task, to_device
 from nclbayes.engines.base import Engine
 from nclbayes.engines.checkpoint import checksum, identity
-from nclbayes.errors import DataError
 from nclbayes.posterior.joining import Joined, look
 from nclbayes.posterior.query import base_of, parameters_of
 from nclbayes.watch.nesting import tensors_of
@@ -80,7 +78,8 @@ def update_marks(
     }
     weights = dict(joined.start)
     if isinstance(model, torch.nn.Module):
-        weights |= {f"model/{name}": p.detach() for name, p in model.named_parameters()}
+        own = (*model.named_parameters(), *model.named_buffers())
+        weights |= {f"model/{name}": tensor.detach() for name, tensor in own}
     forms = {name: list(tensor.shape) for name, tensor in weights.items()}
     return {
         "task": [task.name, task.size, len(task.parts)],
@@ -93,26 +92,6 @@ def update_marks(
         "posterior": checksum(states),
         "generator": checksum({"state": generator.get_state()}),
     }
-
-
-def refuse_distributed(task: Task) -> None:
-    """Refuse loaders that give each rank other examples: every rank takes its share of the same batches.
-
-    Args:
-        task: The task.
-
-    Raises:
-        DataError: If it has one.
-    """
-    for part in task.parts:
-        loader = part.train
-        if isinstance(loader, DataLoader):
-            samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-            if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
-                raise DataError(
-                    f"The loader of task '{part.name}' has a DistributedSampler, and would give each rank other "
-                    "examples. Leave it out: every rank is given the same batches, and runs its share of each."
-                )
 
 
 def _told(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
@@ -151,13 +130,5 @@ def model_probe(joined: Joined, model: Model, task: Task, device: torch.device) 
             for name, value in {**numbers, "site mask": site.mask, "site scale": site.scale}.items():
                 if isinstance(value, (Tensor, float)):
                     tensor = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
-                    found[f"{k}.{site.name}.{name}"] = _some(tensor.detach()).double().cpu()
+                    found[f"{k}.{site.name}.{name}"] = evenly(tensor.detach(), _MOST_NUMBERS).double().cpu()
     return found
-
-
-def _some(tensor: Tensor) -> Tensor:
-    if tensor.numel() <= _MOST_NUMBERS:
-        return tensor
-    flat = tensor.reshape(-1)
-    index = torch.linspace(0, len(flat) - 1, _MOST_NUMBERS, dtype=torch.float64, device=flat.device)
-    return flat[index.round().long()]

@@ -148,27 +148,26 @@ class OnlinePosterior:
         Returns:
             Losses, time and what was lost.
         """
-        check_update(task, progress, generator, checkpoint_every, callbacks)
-        if engine is not None:
-            checked_engine(engine)
-        self._refuse_while_learning(f"Task '{task.name}' cannot be learnt")
+        with transaction(present(), "A call of update"):
+            check_update(task, progress, generator, checkpoint_every, callbacks)
+            if engine is not None:
+                checked_engine(engine)
+            self._refuse_while_learning(f"Task '{task.name}' cannot be learnt")
         source = self.generator if generator is None else generator
+        told: dict[str, Any] = {"engine": engine, "generator": source, "progress": progress, "callbacks": callbacks}
+        told |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every}
         with self._turn.taken():
             before = self._belief
 
             def learn() -> UpdateReport:
+                belief = before
+
+                def commit() -> None:
+                    self._belief = belief
+
                 # Where processes learn together, all of them have the new belief, or none.
-                with transaction(present(device_of(before, self.model, task)), f"Task '{task.name}'"):
-                    belief, report = self._update(
-                        task,
-                        engine=engine,
-                        progress=progress,
-                        generator=source,
-                        checkpoint=checkpoint,
-                        checkpoint_every=checkpoint_every,
-                        callbacks=callbacks,
-                    )
-                self._belief = belief
+                with transaction(present(device_of(before, self.model, task)), f"Task '{task.name}'", commit):
+                    belief, report = self._update(task, **told)
                 return report
 
             sources = (source, *own_generators(task))

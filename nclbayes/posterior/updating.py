@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nclbayes.blocks import Block
+from nclbayes.data.agreement import refuse_distributed
 from nclbayes.data.task import Task, own_generators
 from nclbayes.engines.base import Engine, Outcome, Problem
 from nclbayes.engines.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ from nclbayes.isolation.failures import of_task
 from nclbayes.posterior.arguments import checked_path
 from nclbayes.posterior.belief import Belief, device_of
 from nclbayes.posterior.decisions import decisions
-from nclbayes.posterior.identity import model_probe, refuse_distributed, update_identity, update_marks
+from nclbayes.posterior.identity import model_probe, update_identity, update_marks
 from nclbayes.posterior.joining import few_examples, join, look, touched_states
 from nclbayes.ranks import in_step, present
 from nclbayes.storage import Misfit
@@ -180,6 +181,8 @@ def updated(
             for source, state in streams:
                 source.set_state(state)
     check_outcome(outcome, task.name, settled)
+    # What fails on another rank until here leaves the snapshots as they are.
+    ranks.meet(f"what was learnt of '{task.name}'")
     if snapshots is not None and ranks.is_first:
         # Before anybody has the new belief: if the file resists, the update has not happened, and can be repeated.
         snapshots.clear()

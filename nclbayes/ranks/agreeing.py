@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from nclbayes.errors import RankError
+from nclbayes.interrupts import deferred
 from nclbayes.ranks.group import Ranks, Stopped
+
+# The transactions that are open, one inside the other, and errors in them that all ranks have been told of.
+_open: list[str] = []
+_told: list[BaseException] = []
 
 
 def in_step(ranks: Ranks, what: str, marks: Mapping[str, Any]) -> None:
@@ -37,12 +42,13 @@ def in_step(ranks: Ranks, what: str, marks: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def transaction(ranks: Ranks, what: str) -> Iterator[None]:
+def transaction(ranks: Ranks, what: str, commit: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Whatever fails inside on one rank fails on all of them.
 
     Args:
         ranks: The ranks.
         what: What is done inside.
+        commit: What makes it last; done on each rank, whatever interrupts it, once all of them have come to the end.
 
     Yields:
         Nothing.
@@ -53,20 +59,42 @@ def transaction(ranks: Ranks, what: str) -> Iterator[None]:
     """
     if not ranks.are_many:
         yield
+        commit()
         return
+    is_over = False
+    _open.append(what)
     try:
         yield
-        ranks.meet(f"{what} is done")
+        with deferred():
+            ranks.meet(f"{what} is done")
+            commit()
+            is_over = True
     except Stopped as stopped:
         raise RankError(_why(what, stopped.said)) from None
     except RankError:
         raise
     except BaseException as error:
+        if is_over or _is_told(error):
+            raise
+        _told.append(error)
         said = ranks.stop({"error": f"{type(error).__name__}: {error}".removesuffix(": ")})
         # What all fail with is what it is, and so is Ctrl-C where it was pressed.
         if all(one == said[0] for one in said) or not isinstance(error, Exception):
             raise
         raise RankError(_why(what, said)) from error
+    finally:
+        _open.pop()
+        if not _open:
+            _told.clear()
+
+
+def _is_told(error: BaseException | None) -> bool:
+    """Whether the others know already: by a transaction inside, or since it came while this rank heard of theirs."""
+    while error is not None:
+        if isinstance(error, (Stopped, RankError)) or any(error is other for other in _told):
+            return True
+        error = error.__context__
+    return False
 
 
 def _why(what: str, said: list[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nclbayes.errors import RankError
+from nclbayes.interrupts import deferred
 
 # What a rank says in place of where it is, if it cannot go on.
 _STOP = -1.0
@@ -38,7 +40,7 @@ class Ranks:
     """The processes that learn a task together.
 
     Whatever they exchange, they meet first: each says where it is, so that one which has failed can say that instead,
-    and none waits for it.
+    and none waits for it. Whoever has met takes part in what follows: what may fail is done before, and Ctrl-C waits.
 
     Args:
         rank: The number of this process.
@@ -95,11 +97,14 @@ class Ranks:
             return [list(numbers)]
         where, self._noted, self._mark = where + self._noted, "", 0
         own = torch.tensor([float(zlib.crc32(where.encode())), *numbers], dtype=torch.float64)
-        table = self._all(own)
-        if any(row[0] == _STOP for row in table):
-            raise Stopped(self._said(None))
-        if any(row[0] != table[0][0] for row in table):
-            at = self._said(where)
+        at: list[Any] | None = None
+        with deferred():
+            table = self._all(own)
+            if any(row[0] == _STOP for row in table):
+                raise Stopped(self._said(None))
+            if any(row[0] != table[0][0] for row in table):
+                at = self._said(where)
+        if at is not None:
             raise RankError(
                 "The processes are out of step: "
                 + "; ".join(f"rank {rank} is at '{place}'" for rank, place in enumerate(at))
@@ -122,8 +127,9 @@ class Ranks:
         if not self.are_many:
             return [said]
         self._noted, self._mark = "", 0
-        self._all(torch.tensor([_STOP], dtype=torch.float64))
-        return self._said(said)
+        with deferred():
+            self._all(torch.tensor([_STOP], dtype=torch.float64))
+            return self._said(said)
 
     def gather(self, where: str, said: Any) -> list[Any]:
         """What each rank says, in plain values.
@@ -135,8 +141,10 @@ class Ranks:
         Returns:
             By rank.
         """
-        self.meet(where)
-        return self._said(said)
+        text = _written(said)
+        with deferred():
+            self.meet(where)
+            return self._texts(text)
 
     def sum(self, where: str, tensors: Sequence[Tensor], number: float = 0.0) -> tuple[list[Tensor], float]:
         """The sums of tensors over all ranks, bit for bit the same on each.
@@ -151,7 +159,6 @@ class Ranks:
         """
         if not self.are_many:
             return list(tensors), number
-        total = sum(row[0] for row in self.meet(where, number))
         # Large ones go as they are; to lay the small ones end to end costs less than an exchange of each.
         large = {i: t.to(self._device).contiguous() for i, t in enumerate(tensors) if t.nbytes >= _LARGE}
         small = {i: t for i, t in enumerate(tensors) if i not in large}
@@ -159,7 +166,9 @@ class Ranks:
         flat = [
             torch.cat([t.reshape(-1) for t in small.values() if t.dtype == kind]).to(self._device) for kind in kinds
         ]
-        self._all_reduce([*large.values(), *flat])
+        with deferred():
+            total = sum(row[0] for row in self.meet(where, number))
+            self._all_reduce([*large.values(), *flat])
         found = large
         for kind, whole in zip(kinds, flat, strict=True):
             some = {i: t for i, t in small.items() if t.dtype == kind}
@@ -179,17 +188,19 @@ class Ranks:
         """
         if not self.are_many:
             return list(tensors)
-        counts = [int(row[0]) for row in self.meet(where, float(len(tensors[0])))]
-        wide = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+        wide = [tensor.reshape(len(tensor), math.prod(tensor.shape[1:])) for tensor in tensors]
         own = torch.cat(wide, dim=1).to(self._device)
+        counts = [int(row[0]) for row in self.meet(where, float(len(own)))]
         padded = own.new_zeros(max(counts), own.shape[1])
         padded[: len(own)] = own
         found = [torch.empty_like(padded) for _ in counts]
-        self._exchange(lambda: dist.all_gather(found, padded))
+        with deferred():
+            self.meet(f"{where}, with room for them")
+            self._exchange(lambda: dist.all_gather(found, padded))
         self.moved += padded.numel() * padded.element_size()
         whole = torch.cat([piece[:count] for piece, count in zip(found, counts, strict=True)]).to(tensors[0].device)
         pieces = whole.split([piece.shape[1] for piece in wide], dim=1)
-        return [piece.reshape(-1, *t.shape[1:]) for piece, t in zip(pieces, tensors, strict=True)]
+        return [piece.reshape(len(piece), *t.shape[1:]) for piece, t in zip(pieces, tensors, strict=True)]
 
     def broadcast(
         self, where: str, tensors: Mapping[str, Tensor] | None, said: Any, source: int, device: torch.device
@@ -208,20 +219,19 @@ class Ranks:
         """
         if not self.are_many:
             return dict(tensors or {}), said
-        self.meet(where)
         forms = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in (tensors or {}).items()}
-        forms, said = self._said([forms, said] if self.rank == source else None)[source]
-        found: dict[str, Tensor] = {}
-        for name, (dtype, shape) in forms.items():
-            if self.rank == source:
-                assert tensors is not None
-                buffer = tensors[name].to(self._device).contiguous()
-            else:
-                buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
-            self._exchange(lambda buffer=buffer: dist.broadcast(buffer, source))  # type: ignore[misc]
-            self.moved += buffer.numel() * buffer.element_size() if self.rank == source else 0
-            found[name] = buffer.to(device)
-        return found, said
+        forms, said = self.gather(where, [forms, said] if self.rank == source else None)[source]
+        if self.rank == source:
+            buffers = {name: tensor.to(self._device).contiguous() for name, tensor in (tensors or {}).items()}
+        else:
+            buffers = {
+                name: torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
+                for name, (dtype, shape) in forms.items()
+            }
+        with deferred():
+            self.meet(f"{where}, with room for it")
+            self._broadcast(list(buffers.values()), source)
+        return {name: buffer.to(device) for name, buffer in buffers.items()}, said
 
     def hand(self, where: str, own: Tensor | None, like: Tensor, source: int) -> Tensor:
         """A tensor of one rank, whose form the others know.
@@ -235,11 +245,11 @@ class Ranks:
         Returns:
             The tensor.
         """
-        self.meet(where)
         found = torch.empty_like(like, device=self._device) if own is None else own.to(self._device)
         found = found.contiguous()
-        self._exchange(lambda: dist.broadcast(found, source))
-        self.moved += found.nbytes if self.rank == source else 0
+        with deferred():
+            self.meet(where)
+            self._broadcast([found], source)
         return found.to(like.device)
 
     def owners(self, costs: Mapping[str, float], loads: list[float] | None = None) -> dict[str, int]:
@@ -260,15 +270,18 @@ class Ranks:
 
     def _said(self, said: Any) -> list[Any]:
         """What every rank says, without meeting first."""
+        return self._texts(_written(said))
+
+    def _texts(self, text: Tensor) -> list[Any]:
+        """The same, of what is written already."""
         if not self.are_many:
-            return [said]
-        text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+            return [_read(text)]
         lengths = [int(row[0]) for row in self._all(torch.tensor([float(len(text))], dtype=torch.float64))]
         padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self._device)
         padded[: len(text)] = text
         found = [torch.empty_like(padded) for _ in lengths]
         self._exchange(lambda: dist.all_gather(found, padded))
-        return [json.loads(bytes(t[:n].tolist()).decode()) for t, n in zip(found, lengths, strict=True)]
+        return [_read(t[:n]) for t, n in zip(found, lengths, strict=True)]
 
     def _all(self, own: Tensor) -> list[list[float]]:
         # Always of one length: a rank that stops does not know how many numbers the others bring.
@@ -289,6 +302,12 @@ class Ranks:
         self._exchange(exchanged)
         self.moved += sum(tensor.nbytes for tensor in tensors)
 
+    def _broadcast(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Tensors of one rank, in place."""
+        for tensor in tensors:
+            self._exchange(lambda tensor=tensor: dist.broadcast(tensor, source))  # type: ignore[misc]
+            self.moved += tensor.nbytes if self.rank == source else 0
+
     def _exchange(self, call: Callable[[], object]) -> None:
         try:
             call()
@@ -297,6 +316,15 @@ class Ranks:
                 f"Rank {self.rank} cannot reach the other processes any more: one of them has ended, or the group's "
                 f"timeout has passed ({str(error).splitlines()[0][:200]})."
             ) from error
+
+
+def _written(said: Any) -> Tensor:
+    """Plain values as bytes."""
+    return torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+
+
+def _read(text: Tensor) -> Any:
+    return json.loads(bytes(text.tolist()).decode())
 
 
 ALONE = Ranks()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,8 +21,10 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import nclbayes as ncl
-from nclbayes.errors import NCLError, RankError
-from nclbayes.ranks import present
+from nclbayes.errors import DataError, NCLError, RankError
+from nclbayes.experiments import RunConfig, run
+from nclbayes.posterior import updating
+from nclbayes.ranks import Ranks, present
 from nclbayes.storage import read_file, write_file
 from tests.ranks.cases import SETTINGS, blobs, classifier, learner, tasks, tensors
 from tests.ranks.group import failures, together
@@ -57,16 +62,72 @@ class Drifting(Sampler[int]):
         return 61
 
 
-def _go_wrong(what: str, rank: int) -> Any:
+class Shift(torch.nn.Module):
+    """Adds a buffer that is not the same everywhere."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.tensor([float(by), 0.0, 0.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
+def at_step(step: int, then: Callable[[], None]) -> Callable[[Any], None]:
+    return lambda progress: then() if progress.step == step else None
+
+
+def _no_room(cat: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A `torch.cat` that has no memory left where ranks lay their tensors end to end, once."""
+
+    def failing(*args: Any, **kwargs: Any) -> Tensor:
+        # Until Python 3.12 a comprehension has a frame of its own.
+        if Ranks.sum.__code__ in (sys._getframe(1).f_code, sys._getframe(2).f_code):
+            torch.cat = cat
+            raise torch.OutOfMemoryError("no memory is left")
+        return cat(*args, **kwargs)
+
+    return failing
+
+
+def _fail_in_the_end() -> None:
+    """Have the check of what was learnt fail, once, after the other rank is through with it."""
+    check = updating.check_outcome
+
+    def failing(*args: Any) -> None:
+        updating.check_outcome = check
+        time.sleep(0.5)
+        raise torch.OutOfMemoryError("no memory is left")
+
+    updating.check_outcome = failing
+
+
+def _go_wrong(what: str, rank: int, folder: Path) -> Any:
     """The second update of a posterior, with something wrong on rank 1."""
     is_wrong, (first, second) = rank == 1, tasks()
     posterior, call = learner(ncl.LaplaceNCL(**SETTINGS)), dict[str, Any]()
+    # A snapshot must outlive whatever goes wrong.
+    call["checkpoint"], call["checkpoint_every"] = folder / f"{what}.ckpt", 3
     if what == "callback":
         call["callbacks"] = [Raising(OSError("the disk is full"))] if is_wrong else []
     elif what == "interrupt":
         call["callbacks"] = [Raising(KeyboardInterrupt())] if is_wrong else []
     elif what == "memory":
         call["callbacks"] = [Raising(torch.OutOfMemoryError("no memory is left"))] if is_wrong else []
+    elif what == "room" and is_wrong:
+        call["callbacks"] = [at_step(5, lambda: setattr(torch, "cat", _no_room(torch.cat)))]
+    elif what == "end" and is_wrong:
+        call["callbacks"] = [at_step(5, _fail_in_the_end)]
+    elif what == "argument" and is_wrong:
+        call["progress"] = "yes"
+    elif what == "inputs" and is_wrong:
+        # The first examples are alike, and so are all targets.
+        x, y = blobs(2)
+        second = ncl.Task((torch.cat([x[:20], x[20:] + 1]), y), name="task 2")
+    elif what == "buffers":
+        posterior = learner(
+            ncl.LaplaceNCL(**SETTINGS), classifier(torch.nn.Sequential(torch.nn.Linear(5, 3), Shift(rank)))
+        )
     elif what == "data" and is_wrong:
         second = ncl.Task((torch.full((61, 5), torch.nan), blobs(2)[1]), name="task 2")
     elif what == "task" and is_wrong:
@@ -96,21 +157,21 @@ def _go_wrong(what: str, rank: int) -> Any:
 
 
 # After which the same posterior learns the right task.
-GO_ON = ("callback", "shard")
+GO_ON = ("callback", "shard", "room", "argument")
 
 
 def fail(rank: int, folder: Path, what: str) -> None:
-    posterior, first, second, call = _go_wrong(what, rank)
+    posterior, first, second, call = _go_wrong(what, rank, folder)
     said = "nothing"
     try:
         posterior.update(first, progress=False)
         before = tensors(posterior)
-        posterior.update(second, progress=False, **call)
+        posterior.update(second, **{"progress": False, **call})
     except NCLError as error:
         said = f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
         said = "KeyboardInterrupt"
-    is_same = what in ("model", "posterior", "factors") or all(
+    is_same = what in ("model", "posterior", "factors", "buffers") or all(
         torch.equal(tensor, before[name]) for name, tensor in tensors(posterior).items()
     )
     (folder / f"{what}-{rank}").write_text(json.dumps({"said": said, "same": is_same}))
@@ -123,6 +184,11 @@ WRONG: dict[str, list[str]] = {
     "callback": ["RankError", "rank 1 failed with OSError: the disk is full"],
     "interrupt": ["RankError", "rank 1 failed with KeyboardInterrupt"],
     "memory": ["RankError", "rank 1 failed with OutOfMemoryError: no memory is left"],
+    "room": ["RankError", "rank 1 failed with OutOfMemoryError: no memory is left"],
+    "end": ["RankError", "rank 1 failed with OutOfMemoryError: no memory is left"],
+    "argument": ["RankError", "A call of update is given up", "rank 1 failed with SettingError", "progress must be"],
+    "inputs": ["RankError", "out of step", "a batch of 22 examples with the checksum"],
+    "buffers": ["RankError", "their weights"],
     "data": ["RankError", "rank 1 failed with NonFiniteError"],
     "shard": ["RankError", " failed with NonFiniteError: NaN or infinity in the inputs", "at step 1"],
     "task": ["RankError", "their task (rank 0: ['task 2', 61, 1], rank 1: ['another', 61, 1])"],
@@ -152,9 +218,100 @@ def test_every_rank_says_which_rank_failed_and_why(tmp_path: Path) -> None:
             expected = ["KeyboardInterrupt"] if is_interrupted else words
             assert all(word in found["said"] for word in expected), (what, found["said"])
             assert found["same"], what
+    for what in ("callback", "interrupt", "memory", "room", "end"):
+        assert (tmp_path / f"{what}.ckpt").exists(), what
     for what in GO_ON:
         after = [read_file(tmp_path / f"{what}-after-{rank}", "tensors")[0] for rank in range(2)]
         assert all(torch.equal(tensor, after[1][name]) for name, tensor in after[0].items())
+
+
+def press(rank: int, folder: Path, who: str) -> None:
+    """Press Ctrl-C at odd moments, on one rank or on both at once, and learn again after it."""
+    # A step takes less than a millisecond: mostly the ranks are somewhere in an exchange.
+    posterior, (first, second) = learner(ncl.LaplaceNCL(**{**SETTINGS, "steps": 1_000_000, "enough": None})), tasks()
+    posterior.update(first, engine=ncl.LaplaceNCL(**SETTINGS), progress=False)
+    before = tensors(posterior)
+    for trial in range(6):
+        draw, said = Random(trial), list[str]()
+        delay, hit = draw.uniform(0.05, 0.25), draw.randrange(2)
+        torch.distributed.barrier()
+        is_hit = who == "both" or rank == hit
+        if is_hit:
+            threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        started = time.monotonic()
+        try:
+            try:
+                posterior.update(second, progress=False)
+            except RankError as error:
+                said.append(str(error))
+            # Its own may come when the other's has ended the update.
+            time.sleep(1.0 if is_hit else 0.0)
+        except KeyboardInterrupt:
+            said.append("KeyboardInterrupt")
+        assert time.monotonic() - started < 5, said
+        assert ("KeyboardInterrupt" in said) is is_hit, said
+        assert is_hit or f"rank {hit} failed with KeyboardInterrupt" in said[0]
+        assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(posterior).items())
+    posterior.update(second, engine=ncl.LaplaceNCL(**SETTINGS), progress=False)
+    assert len(posterior.tasks) == 2
+
+
+@pytest.mark.parametrize("who", ["one", "both"])
+def test_ctrl_c_at_any_moment_ends_the_update_on_all_ranks(who: str, tmp_path: Path) -> None:
+    assert together(2, press, tmp_path, who, seconds=20.0) == [0, 0], failures(tmp_path)
+
+
+def run_interrupted(rank: int, folder: Path) -> None:
+    """A run is a transaction around that of each update."""
+    config = RunConfig.of("split-digits", "laplace-ncl", "domain", tasks=2, settings={"steps": 12})
+
+    def press(progress: Any) -> None:
+        if rank == 1 and progress.step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt if rank == 1 else RankError, match="" if rank == 1 else "KeyboardInterrupt"):
+        run(config, folder / "run", progress=False, callbacks=[press])
+    posterior = learner(ncl.LaplaceNCL(**SETTINGS))
+    posterior.update(tasks()[0], progress=False)
+
+
+def test_an_interrupt_passes_transactions_that_lie_one_in_the_other(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    assert together(2, run_interrupted, tmp_path, seconds=20.0) == [0, 0], failures(tmp_path)
+
+
+def evaluate_oddly(rank: int, folder: Path) -> None:
+    posterior, (first, _) = learner(ncl.LaplaceNCL(**SETTINGS)), tasks()
+    posterior.update(first, progress=False)
+    x, y = first.test
+    data = TensorDataset(x, y)
+    own = DataLoader(data, batch_size=11, sampler=DistributedSampler(data))
+    with pytest.raises(DataError, match=r"The test loader of task 'own' has a DistributedSampler"):
+        ncl.evaluate(posterior, ncl.Task((x, y), own, name="own"))
+    other = DataLoader(data, batch_size=11, shuffle=True, generator=torch.Generator().manual_seed(rank))
+    with pytest.raises(RankError, match=r"out of step.*a test batch of task 'other'"):
+        ncl.evaluate(posterior, ncl.Task((x, y), other, name="other"))
+    scores = {
+        "few": ncl.evaluate(posterior, ncl.Task((x, y), (x[:2], y[:2]), name="few")),
+        "single": ncl.evaluate(posterior, first, batch_size=2),
+        "linearized": ncl.evaluate(posterior, first, method="linearized", generator=posterior.generator),
+        "samples": ncl.evaluate(posterior, first, num_samples=3, generator=posterior.generator),
+    }
+    posterior.update(tasks()[1], progress=False)
+    found = {name: [score.accuracy, score.loss, float(score.examples)] for name, (score,) in scores.items()}
+    (folder / f"scores-{rank}").write_text(json.dumps(found))
+
+
+def test_test_data_are_the_same_on_all_ranks_and_so_are_scores(tmp_path: Path) -> None:
+    assert together(3, evaluate_oddly, tmp_path, seconds=20.0) == [0, 0, 0], failures(tmp_path)
+    all_found = [json.loads((tmp_path / f"scores-{rank}").read_text()) for rank in range(3)]
+    assert all_found[1] == all_found[0]
+    assert all_found[2] == all_found[0]
+    posterior, (first, _) = learner(ncl.LaplaceNCL(**SETTINGS)), tasks()
+    posterior.update(first, progress=False)
+    for name, how in {"single": {}, "linearized": {"method": "linearized"}, "samples": {"num_samples": 3}}.items():
+        (score,) = ncl.evaluate(posterior, first, **how, generator=posterior.generator if how else None)
+        assert all_found[0][name] == pytest.approx([score.accuracy, score.loss, score.examples], rel=1e-5), name
 
 
 def die(rank: int, folder: Path) -> None:
