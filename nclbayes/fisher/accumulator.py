@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,12 +32,15 @@ from nclbayes.fisher.targets import (
 )
 from nclbayes.fisher.verify import agree, verify_uses
 from nclbayes.fisher.whole import WholeBatch
-from nclbayes.isolation import as_found, drawing_from
+from nclbayes.isolation import as_found, drawing_from, stream_apart
 from nclbayes.ranks import WHOLE, Ranks, Share
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, Separable, watch
 from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Batch, Model, batch_size
+
+# The stream of what a model draws itself, where it runs a batch in parts.
+_NOISE = 0x6E6F6973
 
 
 class FisherAccumulator:
@@ -116,8 +120,8 @@ class FisherAccumulator:
         Args:
             batch: The model's positional arguments; the last tensor is the observed one.
             weight: What each of its examples counts.
-            share: Which examples these are, of those that all ranks add; targets are then drawn for the
-                whole of it.
+            share: Which examples these are of a batch that is added in parts, or by several ranks: each gets the
+                target that it would get if the generator were in the same state, and all were added together.
 
         Returns:
             What the run on that batch showed, such as the distributions of the observed sites.
@@ -129,7 +133,8 @@ class FisherAccumulator:
 
     def _run_and_add(self, batch: Batch, weight: float, share: Share) -> ModelRun:
         with drawing_from(self.generator, _device(batch)):
-            run = watch(self.model, batch, self.values, self.context)
+            with _own_noise(share, _device(batch)):
+                run = watch(self.model, batch, self.values, self.context)
             self._add(run, batch, weight, share)
         return run
 
@@ -356,7 +361,7 @@ class FisherAccumulator:
             yield from enumerate_targets(observed, run)
         else:
             signs = self.kind is FisherKind.SIGNS
-            draws = WholeBatch(observed, run, share, signs) if share.ranks.are_many else Draws(observed, signs)
+            draws = WholeBatch(observed, run, share, signs) if share.examples else Draws(observed, signs)
             for _ in range(self.samples):
                 yield draws.draw()
 
@@ -392,6 +397,11 @@ class FisherAccumulator:
                     f"example {self.examples:.0f}. Look at the data and the weights; nothing was added to hide it."
                 )
         self._squares.check_finite(self.examples)
+
+
+def _own_noise(share: Share, device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which the model of one of several parts draws what is its own, and leaves the stream as it was."""
+    return drawing_from(stream_apart(_NOISE), device, share.start) if share.examples else nullcontext()
 
 
 def _device(batch: Batch) -> torch.device:

@@ -1,8 +1,9 @@
-"""Targets drawn for a batch of which each rank has a share: the same ones, however many ranks there are."""
+"""Targets drawn for a batch that is run in parts, or by several ranks: the same ones, however many there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pyro.distributions as dist
@@ -11,21 +12,26 @@ from torch import distributions as torch_dist
 
 from nclbayes.fisher.draws import Place, drawn_from, is_noise
 from nclbayes.fisher.targets import Draws
+from nclbayes.isolation import drawing_from, stream_apart
 from nclbayes.ranks import Share
 from nclbayes.watch import ModelRun, Observed
 
 # Of parameters that say the same, one is enough.
 _SAME = (("logits", "probs"), ("scale_tril", "covariance_matrix", "precision_matrix"))
+# The stream of draws that are no functions of the whole batch's noise.
+_OTHERS = 0x6F746872
 
 
 class WholeBatch(Draws):
-    """The distributions of a whole batch's targets, of which each rank knows those of its share.
+    """The distributions of a whole batch's targets, of which some examples' are known here.
 
-    Where a draw is a function of noise, all ranks draw the noise of all examples. Other distributions are put together
-    from all ranks; one that cannot be taken apart into its parameters is drawn from by each rank for itself.
+    Where a draw is a function of noise, the noise of all examples is drawn, and that of these is taken. Other
+    distributions are put together from what all ranks run at the same time: their draws depend on into how many parts a
+    batch is split, and not on the number of ranks only if it is not. Those that cannot be taken apart into parameters
+    are drawn from by each rank for itself.
 
     Args:
-        observed: The observed sites of this rank's run.
+        observed: The observed sites of the examples' run.
         run: The run.
         share: Which examples these are.
         signs: As of :class:`Draws`.
@@ -33,7 +39,7 @@ class WholeBatch(Draws):
 
     def __init__(self, observed: Mapping[str, Observed], run: ModelRun, share: Share, signs: bool = False) -> None:
         super().__init__(observed, signs)
-        self._start = share.start
+        self._share, self._apart = share, stream_apart(_OTHERS)
         self._places: dict[str, Place] = {}
         self._gathered: dict[str, tuple[Any, int, int]] = {}
         for name, site in observed.items():
@@ -53,10 +59,16 @@ class WholeBatch(Draws):
         return self._places.get(name)
 
     def _drawn(self, name: str, fn: Any) -> Tensor:
-        if name in self._gathered:
-            whole, axis, rows = self._gathered[name]
-            return drawn_from(whole).narrow(axis, self._start, rows)
-        return drawn_from(fn, self._places.get(name))
+        if name in self._places:
+            return drawn_from(fn, self._places[name])
+        share, device = self._share, self._observed[name].value.device
+        if name not in self._gathered:
+            with drawing_from(self._apart, device, share.start):
+                return drawn_from(fn)
+        whole, axis, rows = self._gathered[name]
+        # The whole batch is drawn from as it would be by one process; a part of it as nothing else is.
+        with drawing_from(self._apart, device, share.part) if share.part else nullcontext():
+            return drawn_from(whole).narrow(axis, share.ahead, rows)
 
 
 Made = Callable[[Sequence[Tensor]], Any]
