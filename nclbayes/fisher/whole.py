@@ -26,9 +26,9 @@ class WholeBatch(Draws):
     """The distributions of a whole batch's targets, of which some examples' are known here.
 
     Where a draw is a function of noise, the noise of all examples is drawn, and that of these is taken. Other
-    distributions are put together from what all ranks run at the same time: their draws depend on into how many parts a
-    batch is split, and not on the number of ranks only if it is not. Those that cannot be taken apart into parameters
-    are drawn from by each rank for itself.
+    distributions are put together from what all ranks run at the same time: where a batch is
+    split into parts, their draws depend on the parts, and on the number of ranks. Those that cannot be taken apart into
+    their parameters are drawn from by each rank for itself.
 
     Args:
         observed: The observed sites of the examples' run.
