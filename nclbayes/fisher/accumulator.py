@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,16 +30,13 @@ from nclbayes.fisher.targets import (
     temper,
 )
 from nclbayes.fisher.verify import agree, verify_uses
-from nclbayes.fisher.whole import WholeBatch
-from nclbayes.isolation import as_found, drawing_from, stream_apart
+from nclbayes.fisher.whole import WholeBatch, own_noise
+from nclbayes.isolation import as_found, drawing_from
 from nclbayes.ranks import WHOLE, Ranks, Share
 from nclbayes.storage import under
 from nclbayes.watch import LinearUse, ModelRun, Observed, Separable, watch
 from nclbayes.watch.nesting import tensors_of
 from nclbayes.watch.run import Batch, Model, batch_size
-
-# The stream of what a model draws itself, where it runs a batch in parts.
-_NOISE = 0x6E6F6973
 
 
 class FisherAccumulator:
@@ -120,8 +116,8 @@ class FisherAccumulator:
         Args:
             batch: The model's positional arguments; the last tensor is the observed one.
             weight: What each of its examples counts.
-            share: Which examples these are of a batch that is added in parts, or by several ranks: each gets the
-                target that it would get if the generator were in the same state, and all were added together.
+            share: Which examples these are, of a batch that is added in parts, or by several ranks: if each of them
+                begins with the same state of the generator, targets are those of the whole batch.
 
         Returns:
             What the run on that batch showed, such as the distributions of the observed sites.
@@ -133,7 +129,7 @@ class FisherAccumulator:
 
     def _run_and_add(self, batch: Batch, weight: float, share: Share) -> ModelRun:
         with drawing_from(self.generator, _device(batch)):
-            with _own_noise(share, _device(batch)):
+            with own_noise(share, _device(batch)):
                 run = watch(self.model, batch, self.values, self.context)
             self._add(run, batch, weight, share)
         return run
@@ -397,11 +393,6 @@ class FisherAccumulator:
                     f"example {self.examples:.0f}. Look at the data and the weights; nothing was added to hide it."
                 )
         self._squares.check_finite(self.examples)
-
-
-def _own_noise(share: Share, device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which the model of one of several parts draws what is its own, and leaves the stream as it was."""
-    return drawing_from(stream_apart(_NOISE), device, share.start) if share.examples else nullcontext()
 
 
 def _device(batch: Batch) -> torch.device:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pyro.distributions as dist
+import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
@@ -20,15 +21,17 @@ from nclbayes.watch import ModelRun, Observed
 _SAME = (("logits", "probs"), ("scale_tril", "covariance_matrix", "precision_matrix"))
 # The stream of draws that are no functions of the whole batch's noise.
 _OTHERS = 0x6F746872
+# That of what the model draws itself.
+_NOISE = 0x6E6F6973
 
 
 class WholeBatch(Draws):
     """The distributions of a whole batch's targets, of which some examples' are known here.
 
     Where a draw is a function of noise, the noise of all examples is drawn, and that of these is taken. Other
-    distributions are put together from what all ranks run at the same time: where a batch is
-    split into parts, their draws depend on the parts, and on the number of ranks. Those that cannot be taken apart into
-    their parameters are drawn from by each rank for itself.
+    distributions are put together from what all ranks run at the same time: where a batch is split into parts, their
+    draws depend on the parts, and on the number of ranks. Those that cannot be taken apart into their parameters are
+    drawn from by each rank for itself.
 
     Args:
         observed: The observed sites of the examples' run.
@@ -69,6 +72,19 @@ class WholeBatch(Draws):
         # The whole batch is drawn from as it would be by one process; a part of it as nothing else is.
         with drawing_from(self._apart, device, share.part) if share.part else nullcontext():
             return drawn_from(whole).narrow(axis, share.ahead, rows)
+
+
+def own_noise(share: Share, device: torch.device) -> AbstractContextManager[object]:
+    """A context for the run of a model that draws random numbers itself: of each share others.
+
+    Args:
+        share: Which examples of a batch it runs. The stream of their targets is left as it is, if that is not all.
+        device: Where they are.
+
+    Returns:
+        The context.
+    """
+    return drawing_from(stream_apart(_NOISE), device, share.start) if share.examples else nullcontext()
 
 
 Made = Callable[[Sequence[Tensor]], Any]
