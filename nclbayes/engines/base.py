@@ -15,7 +15,6 @@ from torch import Tensor
 from nclbayes.blocks import Block
 from nclbayes.data.agreement import batch_mark
 from nclbayes.data.checking import AllowedTargets
-from nclbayes.data.sources import side_stream
 from nclbayes.data.splitting import lengths_of, split
 from nclbayes.data.task import Task
 from nclbayes.engines.checkpoint import Checkpoint
@@ -36,7 +35,7 @@ class Part(NamedTuple):
     Attributes:
         batch: They.
         weight: What each of them counts.
-        share: Which they are, of those that all ranks run at the same time.
+        share: Which of the batch's examples they are.
     """
 
     batch: tuple[Any, ...]
@@ -120,35 +119,39 @@ class Problem:
         Returns:
             Its parts, at least one, as many on every rank.
         """
-        ranks, examples = self.ranks, batch_size(batch)
-        if not ranks.are_many:
-            return [Part(part) for part in split(batch, self.accumulate)]
-        ranks.note(f"a batch of {examples} examples", batch_mark(batch))
-        if examples < ranks.count:
-            return [Part(part, 1 / ranks.count) for part in split(batch, self.accumulate)]
-        own = split(batch, ranks.count)[ranks.rank]
-        count = min(self.accumulate, examples // ranks.count)
+        examples = batch_size(batch)
+        if self.ranks.are_many:
+            self.ranks.note(f"a batch of {examples} examples", batch_mark(batch))
+        ranks = self.ranks if examples >= self.ranks.count else ALONE
+        weight, count = ranks.count / self.ranks.count, min(self.accumulate, examples // ranks.count)
+        if ranks.count == count == 1:
+            return [Part(batch, weight)]
+        # Of each rank, those of its parts: the shares lie one after the other, and so do the parts of each.
         lengths = [lengths_of(own, count) for own in lengths_of(examples, ranks.count)]
-        at_once = (Share(ranks, sum(each[: ranks.rank]), sum(each)) for each in zip(*lengths, strict=True))
-        return [Part(part, 1.0, share) for part, share in zip(split(own, count), at_once, strict=True)]
+        start, found = sum(map(sum, lengths[: ranks.rank])), list[Part]()
+        for i, part in enumerate(split(split(batch, ranks.count)[ranks.rank], count)):
+            ahead = sum(own[i] for own in lengths[: ranks.rank])
+            found.append(Part(part, weight, Share(ranks, start, examples, i + 1 if count > 1 else 0, ahead)))
+            start += lengths[ranks.rank][i]
+        return found
 
-    def drawn_parts(self, batch: tuple[Any, ...]) -> Iterator[tuple[Part, torch.Generator]]:
-        """The same, each with what decides its draws.
+    def drawn_parts(self, batch: tuple[Any, ...], generator: torch.Generator) -> Iterator[Part]:
+        """The same, each of which finds a generator as it was for the first.
 
-        Those after the first have a stream of their own: into however many parts a batch is split, the generator goes
-        on from there as it would have.
+        From one state each part draws the noise of the whole batch, and takes that of its own examples: neither what
+        they get nor how the generator goes on depends on the number of parts, or of ranks.
 
         Args:
             batch: The batch.
+            generator: Decides the draws.
 
         Yields:
-            Parts and generators.
+            Parts.
         """
-        first, *others = self.parts(batch)
-        stream = side_stream(self.generator) if others else self.generator
-        yield first, self.generator
-        for part in others:
-            yield part, stream
+        before = generator.get_state()
+        for part in self.parts(batch):
+            generator.set_state(before)
+            yield part
 
     def check(self, batch: tuple[Any, ...]) -> None:
         """Refuse a batch whose targets have values that they cannot have; where it was drawn, before it is moved.

@@ -57,8 +57,7 @@ def task_fisher(engine: Engine, problem: Problem, values: Mapping[str, Tensor]) 
             problem.check(batch)
             weight = task.example_weight(batch, engine.fisher_size)
             try:
-                for part, stream in problem.drawn_parts(to_device(batch, problem.device)):
-                    accumulator.generator = stream
+                for part in problem.drawn_parts(to_device(batch, problem.device), problem.generator):
                     own = weight * part.weight
                     run = accumulator.update(part.batch, own, part.share)
                     problem.meet(run)

@@ -63,7 +63,8 @@ class EngineSettings:
         epochs: How many passes over the data, if `steps` is None.
         batch_size: Examples a step.
         accumulate: Into how many parts each batch is split. They are run one after the other, and what they give is
-            added up: the same steps, up to rounding and to the targets that a Fisher draws, in less memory.
+            added up: the same steps and Fisher, up to rounding, in less memory. Targets are the same where they are
+            categorical, Bernoulli or normal; of other distributions each part's are drawn by themselves.
         lr: The learning rate, in units of plain SGD on the mean loss: on the first task it is just that; or of Adam,
             where steps are. None: 0.05, or 0.001 of Adam.
         momentum: rho.

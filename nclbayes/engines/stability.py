@@ -95,7 +95,7 @@ class StableRate:
             blocks=self._problem.blocks,
             context=self._problem.task.context,
         )
-        for part in self._problem.parts(batch):
+        for part in self._problem.drawn_parts(batch, accumulator.generator):
             self._problem.meet(accumulator.update(*part))
         fishers = accumulator.of_all(self._problem.ranks).factors(1.0)
         curvature = sum(steps.curvature(fishers[steps.name]) for steps in self._blocks if steps.name in fishers)

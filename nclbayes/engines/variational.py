@@ -276,9 +276,9 @@ class VariationalStepper:
         # Each batch counts once in the gradient, however many examples it has: so it does here.
         counted = self._weight * self._batch_size / batch_size(batch)
         gradient, total = dict[str, Gradient](), 0.0
-        for part, stream in problem.drawn_parts(batch):
-            self._fisher.generator = stream
-            with drawing_from(stream, problem.device):
+        for part in problem.drawn_parts(batch, problem.generator):
+            # What the model draws itself, each part draws anew.
+            with drawing_from(problem.generator, problem.device, part.share.start):
                 run = watch(problem.model, part.batch, values, problem.task.context)
             problem.meet(run)
             fit = part.weight * objective(run.observed)

@@ -30,7 +30,7 @@ from nclbayes.fisher.targets import (
     temper,
 )
 from nclbayes.fisher.verify import agree, verify_uses
-from nclbayes.fisher.whole import WholeBatch
+from nclbayes.fisher.whole import WholeBatch, own_noise
 from nclbayes.isolation import as_found, drawing_from
 from nclbayes.ranks import WHOLE, Ranks, Share
 from nclbayes.storage import under
@@ -116,8 +116,8 @@ class FisherAccumulator:
         Args:
             batch: The model's positional arguments; the last tensor is the observed one.
             weight: What each of its examples counts.
-            share: Which examples these are, of those that all ranks add; targets are then drawn for the
-                whole of it.
+            share: Which examples these are, of a batch that is added in parts, or by several ranks: if each of them
+                begins with the same state of the generator, targets are those of the whole batch.
 
         Returns:
             What the run on that batch showed, such as the distributions of the observed sites.
@@ -129,7 +129,8 @@ class FisherAccumulator:
 
     def _run_and_add(self, batch: Batch, weight: float, share: Share) -> ModelRun:
         with drawing_from(self.generator, _device(batch)):
-            run = watch(self.model, batch, self.values, self.context)
+            with own_noise(share, _device(batch)):
+                run = watch(self.model, batch, self.values, self.context)
             self._add(run, batch, weight, share)
         return run
 
@@ -356,7 +357,7 @@ class FisherAccumulator:
             yield from enumerate_targets(observed, run)
         else:
             signs = self.kind is FisherKind.SIGNS
-            draws = WholeBatch(observed, run, share, signs) if share.ranks.are_many else Draws(observed, signs)
+            draws = WholeBatch(observed, run, share, signs) if share.examples else Draws(observed, signs)
             for _ in range(self.samples):
                 yield draws.draw()
 

@@ -112,8 +112,20 @@ def _noise(kind: Callable[..., Tensor], like: Tensor, place: Place | None) -> Te
     if place is None:
         return kind(like.shape, dtype=like.dtype, device=like.device)
     shape, (axis, start, examples) = list(like.shape), place
-    shape[axis] = examples
-    return kind(shape, dtype=like.dtype, device=like.device).narrow(axis, start, like.shape[axis]).clone()
+    own = shape[axis]
+
+    def drawn(count: int) -> Tensor:
+        return kind([*shape[:axis], count, *shape[axis + 1 :]], dtype=like.dtype, device=like.device)
+
+    if kind is not torch.rand or axis or like.device.type != "cpu":
+        return drawn(examples).narrow(axis, start, own).clone()
+    # Drawn number by number there: the others are passed over without taking the memory of the whole batch.
+    for ahead in range(0, start, own):
+        drawn(min(own, start - ahead))
+    found = drawn(own)
+    for behind in range(start + own, examples, own):
+        drawn(min(own, examples - behind))
+    return found
 
 
 def _signs(like: Tensor, place: Place | None) -> Tensor:

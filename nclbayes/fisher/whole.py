@@ -1,31 +1,40 @@
-"""Targets drawn for a batch of which each rank has a share: the same ones, however many ranks there are."""
+"""Targets drawn for a batch that is run in parts, or by several ranks: the same ones, however many there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pyro.distributions as dist
+import torch
 from torch import Tensor
 from torch import distributions as torch_dist
 
 from nclbayes.fisher.draws import Place, drawn_from, is_noise
 from nclbayes.fisher.targets import Draws
+from nclbayes.isolation import drawing_from, stream_apart
 from nclbayes.ranks import Share
 from nclbayes.watch import ModelRun, Observed
 
 # Of parameters that say the same, one is enough.
 _SAME = (("logits", "probs"), ("scale_tril", "covariance_matrix", "precision_matrix"))
+# The stream of draws that are no functions of the whole batch's noise.
+_OTHERS = 0x6F746872
+# That of what the model draws itself.
+_NOISE = 0x6E6F6973
 
 
 class WholeBatch(Draws):
-    """The distributions of a whole batch's targets, of which each rank knows those of its share.
+    """The distributions of a whole batch's targets, of which some examples' are known here.
 
-    Where a draw is a function of noise, all ranks draw the noise of all examples. Other distributions are put together
-    from all ranks; one that cannot be taken apart into its parameters is drawn from by each rank for itself.
+    Where a draw is a function of noise, the noise of all examples is drawn, and that of these is taken. Other
+    distributions are put together from what all ranks run at the same time: where a batch is split into parts, their
+    draws depend on the parts, and on the number of ranks. Those that cannot be taken apart into their parameters are
+    drawn from by each rank for itself.
 
     Args:
-        observed: The observed sites of this rank's run.
+        observed: The observed sites of the examples' run.
         run: The run.
         share: Which examples these are.
         signs: As of :class:`Draws`.
@@ -33,7 +42,7 @@ class WholeBatch(Draws):
 
     def __init__(self, observed: Mapping[str, Observed], run: ModelRun, share: Share, signs: bool = False) -> None:
         super().__init__(observed, signs)
-        self._start = share.start
+        self._share, self._apart = share, stream_apart(_OTHERS)
         self._places: dict[str, Place] = {}
         self._gathered: dict[str, tuple[Any, int, int]] = {}
         for name, site in observed.items():
@@ -53,10 +62,29 @@ class WholeBatch(Draws):
         return self._places.get(name)
 
     def _drawn(self, name: str, fn: Any) -> Tensor:
-        if name in self._gathered:
-            whole, axis, rows = self._gathered[name]
-            return drawn_from(whole).narrow(axis, self._start, rows)
-        return drawn_from(fn, self._places.get(name))
+        if name in self._places:
+            return drawn_from(fn, self._places[name])
+        share, device = self._share, self._observed[name].value.device
+        if name not in self._gathered:
+            with drawing_from(self._apart, device, share.start):
+                return drawn_from(fn)
+        whole, axis, rows = self._gathered[name]
+        # The whole batch is drawn from as it would be by one process; a part of it as nothing else is.
+        with drawing_from(self._apart, device, share.part) if share.part else nullcontext():
+            return drawn_from(whole).narrow(axis, share.ahead, rows)
+
+
+def own_noise(share: Share, device: torch.device) -> AbstractContextManager[object]:
+    """A context for the run of a model that draws random numbers itself: of each share others.
+
+    Args:
+        share: Which examples of a batch it runs. The stream of their targets is left as it is, if that is not all.
+        device: Where they are.
+
+    Returns:
+        The context.
+    """
+    return drawing_from(stream_apart(_NOISE), device, share.start) if share.examples else nullcontext()
 
 
 Made = Callable[[Sequence[Tensor]], Any]

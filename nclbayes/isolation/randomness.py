@@ -9,6 +9,9 @@ import torch
 
 from nclbayes.isolation.process import Alone
 
+# Times a number, in 32 bits, it is another for each; torch's generator of the CPU takes no more of a seed.
+_SPREAD, _BITS = 0x9E3779B1, 0xFFFFFFFF
+
 
 @contextmanager
 def restored(*generators: torch.Generator) -> Iterator[None]:
@@ -37,20 +40,33 @@ class drawing_from(Alone):
     Args:
         generator: Decides the draws, and advances by one seed.
         device: Where the draws are made, besides the CPU.
-        rank: The number of this process, where several draw alike and are to draw different streams.
+        which: A number that turns the stream into another, where several have the same generator and are to draw
+            different streams.
     """
 
-    def __init__(self, generator: torch.Generator, device: torch.device, rank: int = 0) -> None:
+    def __init__(self, generator: torch.Generator, device: torch.device, which: int = 0) -> None:
         globals_ = [torch.default_generator]
         if device.type == "cuda":
             torch.cuda.init()
             index = torch.cuda.current_device() if device.index is None else device.index
             globals_.append(torch.cuda.default_generators[index])
         super().__init__(*globals_)
-        self._generator, self._rank = generator, rank
+        self._generator, self._which = generator, which
 
     def __enter__(self) -> None:
         seed = int(torch.randint(2**63 - 1, (), generator=self._generator, device=self._generator.device))
         super().__enter__()
         for generator in self._generators:
-            generator.manual_seed(seed ^ (self._rank << 32))
+            generator.manual_seed(seed ^ (self._which * _SPREAD & _BITS))
+
+
+def stream_apart(kind: int) -> torch.Generator:
+    """A stream that the present one, of :class:`drawing_from`, decides without being led on.
+
+    Args:
+        kind: What it is for; each has another.
+
+    Returns:
+        A generator of its own.
+    """
+    return torch.Generator().manual_seed(torch.initial_seed() ^ kind)

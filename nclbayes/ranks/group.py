@@ -332,17 +332,21 @@ ALONE = Ranks()
 
 
 class Share(NamedTuple):
-    """Which examples this process runs, of those that all ranks run at the same time.
+    """Which examples of a batch this process runs at once.
 
     Attributes:
-        ranks: The ranks.
-        start: How many of them come before this one's.
-        examples: How many all of them run; 0 if nobody has counted, as of one process alone.
+        ranks: The ranks that share the batch.
+        start: How many of its examples come before these.
+        examples: How many it has; 0 if nobody has counted, as of a batch that one process runs as it is.
+        part: Which of its parts all ranks run at the same time, counted from 1; 0 if that is the whole of it.
+        ahead: How many of that part's examples come before these.
     """
 
     ranks: Ranks = ALONE
     start: int = 0
     examples: int = 0
+    part: int = 0
+    ahead: int = 0
 
 
 WHOLE = Share()

@@ -290,9 +290,8 @@ class Segment:
         if count == unit > 1:
             fisher.scale(0.5**_RECENCY)
         fisher.values = {**self.problem.fixed, **self._mean}
-        for part, stream in self.problem.drawn_parts(batch):
-            fisher.generator = stream
-            self.problem.meet(fisher.update(part.batch, part.weight * (count / unit) ** _RECENCY))
+        for part in self.problem.drawn_parts(batch, self.problem.generator):
+            self.problem.meet(fisher.update(part.batch, part.weight * (count / unit) ** _RECENCY, part.share))
         # To be asked sums the rows that wait: what is not finite must not be found when its batch is gone.
         fisher.one_by_one()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,12 @@ from torch import Tensor, nn
 import nclbayes as ncl
 from nclbayes.data.mixture import TaskMixture
 from nclbayes.engines import Engine
+from nclbayes.engines.base import Part, Problem
 from nclbayes.errors import SettingError
 from nclbayes.gaussians.gradients import RowGradient, summed
 from nclbayes.methods import VCL, PlainTraining
 from nclbayes.posterior.saving import describe, engine_from
+from nclbayes.ranks import Ranks
 
 X = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] * X[:, 1] > 0).long()
@@ -59,6 +63,104 @@ def same(one: ncl.OnlinePosterior, other: ncl.OnlinePosterior) -> None:
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
 def test_parts_give_the_steps_of_the_whole(engine: Engine, count: int) -> None:
     same(whole(engine), learnt(replace(engine, accumulate=count)))
+
+
+DRAWN = {
+    "laplace": ncl.LaplaceNCL(steps=8, batch_size=16),
+    "laplace by signs": ncl.LaplaceNCL(steps=8, batch_size=16, fisher="signs"),
+    "laplace, several draws": ncl.LaplaceNCL(steps=8, batch_size=16, fisher_samples=3),
+    "variational": ncl.VariationalNCL(steps=8, batch_size=16, particles=2, fisher_samples=2),
+}
+# Sums are rounded in another order; another target changes this by 1e-2.
+ROUNDING = 1e-5
+
+
+def same_to_rounding(one: ncl.OnlinePosterior, other: ncl.OnlinePosterior) -> None:
+    for name, state in one.blocks.items():
+        found = other.blocks[name].tensors()
+        for part, tensor in state.tensors().items():
+            away = (found[part].double() - tensor.double()).norm() / tensor.double().norm()
+            assert float(away) < ROUNDING, (name, part, float(away))
+    assert torch.equal(one.generator.get_state(), other.generator.get_state())
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", DRAWN)
+def test_parts_draw_the_targets_of_the_whole(name: str, count: int) -> None:
+    same_to_rounding(whole(DRAWN[name]), learnt(replace(DRAWN[name], accumulate=count)))
+
+
+class Outputs(nn.Module):
+    """Of each example a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).unflatten(-1, (5, 2))
+
+
+@pytest.mark.parametrize("engine", [DRAWN["laplace"], DRAWN["variational"]], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("likelihood", [ncl.Normal(0.5), ncl.Bernoulli()], ids=lambda each: type(each).__name__)
+def test_parts_of_sequences_and_mixtures_draw_the_targets_of_the_whole(likelihood: Any, engine: Engine) -> None:
+    y = (X[:, :5, None] * X[:, None, :2] > 0).float()
+    tasks = [ncl.Task((X, y), name="a"), TaskMixture([ncl.Task((X, y), name=n) for n in "bc"], name="both")]
+    found = []
+    for count in (1, 3):
+        model = ncl.BayesianNetwork(Outputs(), likelihood)
+        found.append(ncl.OnlinePosterior(model, replace(engine, accumulate=count, lr=0.01)))
+        for task in tasks:
+            found[-1].update(task)
+    same_to_rounding(*found)
+
+
+@pytest.mark.parametrize("engine", [DRAWN["laplace"], DRAWN["variational"]], ids=lambda e: type(e).__name__)
+def test_parts_in_a_stream_draw_the_targets_of_the_whole(engine: Engine) -> None:
+    found = []
+    for count in (1, 3):
+        model = ncl.BayesianNetwork(network(), ncl.Categorical())
+        found.append(ncl.OnlinePosterior(model, replace(engine, accumulate=count)))
+        stream = ncl.Stream(found[-1], segment_size=50)
+        for batch in zip(X.split(16), Y.split(16), strict=True):
+            stream.observe(*batch)
+        stream.consolidate()
+    same_to_rounding(*found)
+
+
+@pytest.mark.parametrize("name", ["laplace", "variational"])
+def test_each_part_has_noise_of_its_own(name: str) -> None:
+    """Though all draw their targets from the same stream: what dropout leaves of the same inputs differs."""
+    masks: list[Tensor] = []
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 2))
+    net[0].register_forward_hook(lambda _, inputs, out: masks.append(out != 0))
+    engine = replace(DRAWN[name], steps=1, accumulate=2)
+    posterior = ncl.OnlinePosterior(ncl.BayesianNetwork(net, ncl.Categorical()), engine)
+    posterior.update(ncl.Task((torch.ones(16, 6), Y[:16]), name="a"))
+    halves = [mask for mask in masks if len(mask) == 8]
+    assert len(halves) >= 4
+    assert not any(torch.equal(*pair) for pair in zip(halves[::2], halves[1::2], strict=True))
+
+
+@pytest.mark.parametrize(("ranks", "count", "examples"), [*product((1, 2, 3), (1, 2, 4), (3, 7, 16)), (4, 2, 3)])
+def test_parts_know_where_they_lie(ranks: int, count: int, examples: int) -> None:
+    def parts_of(rank: int) -> list[Part]:
+        problem: Any = SimpleNamespace(ranks=Ranks(rank, ranks), accumulate=count)
+        return Problem.parts(problem, (torch.arange(examples),))
+
+    is_shared, seen, at_once = ranks <= examples, list[int](), dict[int, list[int]]()
+    for parts in map(parts_of, range(ranks)):
+        assert len(parts) == len(parts_of(0))
+        for (rows,), weight, share in parts:
+            assert rows.tolist() == list(range(share.start, share.start + len(rows)))
+            assert share.examples == (examples if len(parts) > 1 or (ranks > 1 and is_shared) else 0)
+            assert weight == (1.0 if is_shared else 1 / ranks)
+            if is_shared:
+                assert share.ahead == len(at_once.setdefault(share.part, []))
+                at_once[share.part] += rows.tolist()
+            seen += rows.tolist()
+    assert sorted(seen) == sorted([*range(examples)] * (1 if is_shared else ranks))
 
 
 @pytest.mark.parametrize("engine", ENGINES[:2], ids=lambda engine: type(engine).__name__)

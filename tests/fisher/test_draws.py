@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import pyro
@@ -15,7 +15,10 @@ import nclbayes as ncl
 from nclbayes.fisher import draws
 from nclbayes.fisher.draws import Place, drawn_from, is_noise, signed_from
 from nclbayes.fisher.targets import Target, score
-from nclbayes.watch import Observed
+from nclbayes.fisher.whole import WholeBatch
+from nclbayes.isolation import drawing_from
+from nclbayes.ranks import Share
+from nclbayes.watch import Observed, watch
 
 
 def parameters(seed: int, *shape: int) -> Tensor:
@@ -54,6 +57,46 @@ def test_examples_may_lie_along_another_dimension() -> None:
     whole = drawn_from(dist.Normal(0.0, scale))
     torch.manual_seed(5)
     assert torch.equal(drawn_from(dist.Normal(0.0, scale[:, 2:5]), Place(1, 2, 7)), whole[:, 2:5])
+
+
+@pytest.mark.parametrize("own", [1, 2, 3, 8])
+def test_the_noise_of_others_is_passed_over(own: int) -> None:
+    """Also where it is not drawn all at once; and what is drawn afterwards is the same."""
+    fn = dist.Categorical(logits=parameters(0, 8, 3))
+    torch.manual_seed(5)
+    whole, after = drawn_from(fn), torch.rand(3)
+    for start in range(0, 8 - own + 1):
+        torch.manual_seed(5)
+        part = dist.Categorical(logits=fn.logits[start : start + own])
+        assert torch.equal(drawn_from(part, Place(0, start, 8)), whole[start : start + own])
+        assert torch.equal(torch.rand(3), after)
+
+
+def sites(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("count", dist.Poisson((x @ w).exp()), obs=y.abs().round())
+        pyro.sample("heavy", dist.TransformedDistribution(dist.Normal(x @ w, 1.0), []), obs=y)
+        pyro.sample("class", dist.Bernoulli(logits=x @ w), obs=(y > 0).float())
+
+
+def test_what_is_no_function_of_noise_is_each_parts_own_and_leaves_the_rest() -> None:
+    x, y = torch.ones(50, 2), parameters(1, 50)
+
+    def drawn(share: Share) -> list[Target]:
+        run = watch(sites, (x, y), {"w": torch.ones(2)})
+        with drawing_from(torch.Generator().manual_seed(0), x.device):
+            draws = WholeBatch(run.observed, run, share)
+            return [draws.draw() for _ in range(2)]
+
+    first, second = (drawn(Share(start=50 * k, examples=100, part=k + 1)) for k in range(2))
+    for name in ("count", "heavy"):
+        values = [target.values[name] for target in (*first, *second)]
+        assert not any(torch.equal(a, b) for a, b in combinations(values, 2)), name
+    base = dist.Bernoulli(logits=torch.full((100,), 2.0))
+    with drawing_from(torch.Generator().manual_seed(0), x.device):
+        for a, b in zip(first, second, strict=True):
+            assert torch.equal(torch.cat([a.values["class"], b.values["class"]]), drawn_from(base))
 
 
 @pytest.mark.parametrize(

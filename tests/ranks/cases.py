@@ -150,7 +150,16 @@ CASES: dict[str, Case] = {
     "laplace": lambda: (learner(ncl.LaplaceNCL(**SETTINGS)), tasks()),
     "variational": lambda: (learner(ncl.VariationalNCL(**SETTINGS, particles=2)), tasks()),
     "adam": lambda: (learner(ncl.LaplaceNCL(**SETTINGS, steps_by="adam")), tasks()),
-    "parts": lambda: (learner(ncl.LaplaceNCL(**SETTINGS, accumulate=3, fisher="exact")), tasks()),
+    "parts": lambda: (learner(ncl.LaplaceNCL(**SETTINGS, accumulate=3)), tasks()),
+    "parts, variational": lambda: (learner(ncl.VariationalNCL(**SETTINGS, accumulate=2, fisher_samples=2)), tasks()),
+    "parts of few examples": lambda: (learner(ncl.LaplaceNCL(steps=9, batch_size=3, accumulate=2)), tasks()),
+    "parts of sequences": lambda: (
+        learner(
+            ncl.LaplaceNCL(**SETTINGS, lr=0.01, accumulate=2),
+            ncl.BayesianNetwork(_seeded(Sequences), ncl.Normal(0.5), prior=ncl.priors.scaled(1.0)),
+        ),
+        sequences(),
+    ),
     "blocks": lambda: (learner(ncl.LaplaceNCL(**SETTINGS), structure=3), tasks()),
     "few examples a batch": lambda: (learner(ncl.LaplaceNCL(steps=9, batch_size=3)), tasks()),
     "loader": lambda: (learner(ncl.LaplaceNCL(**SETTINGS)), _from_loader()),

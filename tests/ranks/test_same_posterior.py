@@ -20,7 +20,7 @@ TOLERANCE = 1e-5
 # Of wide maps that are held by few examples: one process that splits its batches in two differs by 1.3e-5 from itself.
 WIDE_TOLERANCE = 1e-4
 SHORT = ["laplace", "variational", "sequences", "images", "heads", "experts", "stacked", "counts"]
-SHORT += ["ewc", "owm", "replay", "wide laplace"]
+SHORT += ["ewc", "owm", "replay", "wide laplace", "parts", "parts, variational"]
 
 
 def compare(count: int, names: list[str], folder: Path) -> None:
