@@ -124,6 +124,7 @@ def _in_database(storage: str, name: str) -> optuna.Study:
 
 def _database(storage: str, is_file: bool) -> Any:
     from optuna.storages import RDBStorage
+    from sqlalchemy import event
     from sqlalchemy.exc import ArgumentError
 
     if storage.startswith("redis"):
@@ -131,7 +132,7 @@ def _database(storage: str, is_file: bool) -> Any:
     # A connection to a server may have been closed since it was used last.
     settings = {"connect_args": {"timeout": _PATIENCE}} if is_file else {"pool_pre_ping": True}
     try:
-        return RDBStorage(storage, engine_kwargs=settings)
+        found = RDBStorage(storage, engine_kwargs=settings)
     except (ArgumentError, ValueError) as error:
         raise SettingError(f"'{_shown(storage)}' is no address of a storage, which is {_FORMS}.") from error
     except ImportError as error:
@@ -140,6 +141,19 @@ def _database(storage: str, is_file: bool) -> Any:
             f"The storage '{_shown(storage)}' needs the package {missing}, which is not installed. For PostgreSQL, pip "
             "install 'psycopg[binary]', and begin the address with postgresql+psycopg://."
         ) from error
+    if is_file:
+        event.listen(found.engine, "begin", _begin_alone)
+    return found
+
+
+def _begin_alone(connection: Any) -> None:
+    """Begin a transaction of SQLite as the only one.
+
+    Optuna reads whether a trial is waiting, and then writes that it is taken. A server locks the row that was read
+    (SELECT ... FOR UPDATE), and a journal has an order. SQLite by itself would begin with what is written, and let two
+    processes take the same trial.
+    """
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _shown(storage: str) -> str:

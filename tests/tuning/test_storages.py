@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch import nn
 import nclbayes as ncl
 from nclbayes.cli import run_command_line
 from nclbayes.errors import FileError, SettingError, UnreachableError
-from nclbayes.tuning.storages import shared_study
+from nclbayes.tuning import storages
+from nclbayes.tuning.storages import reaching, shared_study
 from tests.workers.clusters import cluster, wait_until
 
 pytest.importorskip("optuna")
@@ -38,12 +41,62 @@ def result(folder: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def before_each_claim(call: Callable[[], None]) -> Iterator[None]:
+    """Between a process's look at whether a trial is waiting, and its note that it has taken it."""
+    from optuna.storages.journal import JournalFileBackend
+    from sqlalchemy import Engine, event
+
+    append = JournalFileBackend.append_logs
+
+    def appended(self: Any, logs: Any) -> None:
+        call()
+        append(self, logs)
+
+    def executed(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if statement.startswith("UPDATE trials SET state"):
+            call()
+
+    event.listen(Engine, "before_cursor_execute", executed)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(JournalFileBackend, "append_logs", appended)
+            yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", executed)
+
+
 def search(storage: str, **rest: Any) -> ncl.tuning.Tuning:
     x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     model = ncl.BayesianNetwork(nn.Linear(3, 2), ncl.Categorical())
     task = ncl.Task((x, (x[:, 0] > 0).long()), name="sign")
     return ncl.tune(model, task, ncl.LaplaceNCL(steps=2), storage=storage, **rest)
+
+
+@pytest.mark.parametrize("form", ["sqlite:///{folder}/trials.db", "{folder}/trials.log"])
+def test_of_two_that_ask_at_the_same_moment_each_gets_a_trial_of_its_own(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who cannot write at once is told so.
+    monkeypatch.setattr(storages, "_PATIENCE", 0.0)
+    storage, numbers, calls = form.format(folder=tmp_path), list[int](), list[str]()
+    first, second = (shared_study(storage, "name") for _ in range(2))
+    for x in range(2):
+        first.enqueue_trial({"x": x})
+
+    def ask_too() -> None:
+        if not calls:
+            calls.append("asked")
+            with suppress(FileError), reaching(storage):
+                numbers.append(second.ask().number)
+
+    with before_each_claim(ask_too):
+        numbers.append(first.ask().number)
+    assert calls
+    if len(numbers) == 1:
+        numbers.append(second.ask().number)
+    assert sorted(numbers) == [0, 1]
 
 
 @pytest.mark.parametrize(
