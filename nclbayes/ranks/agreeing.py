@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, takewhile
 from typing import Any
 
 from nclbayes.errors import RankError
@@ -13,6 +14,9 @@ from nclbayes.ranks.group import Ranks, Stopped
 # The transactions that are open, one inside the other, and errors in them that all ranks have been told of.
 _open: list[str] = []
 _told: list[BaseException] = []
+# How many entries in which ranks differ are said, and how many characters of what each has there.
+_ENTRIES, _LENGTH = 5, 60
+_ABSENT = "nothing"
 
 
 def in_step(ranks: Ranks, what: str, marks: Mapping[str, Any]) -> None:
@@ -29,16 +33,45 @@ def in_step(ranks: Ranks, what: str, marks: Mapping[str, Any]) -> None:
     if not ranks.are_many:
         return
     all_marks = ranks.gather("the beginning of an update", dict(marks))
-    differing = [
-        f"their {name} ({', '.join(f'rank {r}: {own.get(name)}' for r, own in enumerate(all_marks))})"
-        for name in marks
-        if any(own.get(name) != all_marks[0].get(name) for own in all_marks)
-    ]
+    differing = [entry for name in marks for entry in _differing(name, [own.get(name) for own in all_marks])]
     if differing:
+        more = [f"and {len(differing) - _ENTRIES} more"] if len(differing) > _ENTRIES else []
         raise RankError(
-            f"The ranks do not mean the same by {what}. They differ in {'; '.join(differing)}. Every rank must be "
-            "given the same model, posterior, task and settings, and the same seeds."
+            f"The ranks do not mean the same by {what}. They differ in {'; '.join([*differing[:_ENTRIES], *more])}. "
+            "Every rank must be given the same model, posterior, task and settings, and the same seeds."
         )
+
+
+def _differing(name: str, values: Sequence[Any]) -> list[str]:
+    """The entries in which the values of all ranks differ, each with what they have there."""
+    first = values[0]
+    if all(value == first for value in values):
+        return []
+    if all(isinstance(value, dict) for value in values):
+        keys = dict.fromkeys(chain(*values))
+        inner = [(f"{name}.{key}", [value.get(key, _ABSENT) for value in values]) for key in keys]
+    elif all(isinstance(value, list) and len(value) == len(first) and _is_large(value) for value in values):
+        inner = [(f"{name}[{k}]", list(entry)) for k, entry in enumerate(zip(*values, strict=True))]
+    else:
+        return [f"their {name} ({', '.join(f'rank {rank}: {text}' for rank, text in enumerate(_brief(values)))})"]
+    return [entry for part, held in inner for entry in _differing(part, held)]
+
+
+def _is_large(value: list[Any]) -> bool:
+    return len(str(value)) > _LENGTH or any(isinstance(entry, dict | list) for entry in value)
+
+
+def _brief(values: Sequence[Any]) -> list[str]:
+    """Values as texts; of long ones what follows where they begin to differ."""
+    texts = [str(value) for value in values]
+    if all(len(text) <= _LENGTH for text in texts):
+        return texts
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    begin = max(sum(1 for _ in alike) - _LENGTH // 2, 0)
+    return [
+        f"{'...' if begin else ''}{text[begin : begin + _LENGTH]}{'...' if len(text) > begin + _LENGTH else ''}"
+        for text in texts
+    ]
 
 
 @contextmanager

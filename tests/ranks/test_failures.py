@@ -192,7 +192,7 @@ WRONG: dict[str, list[str]] = {
     "data": ["RankError", "rank 1 failed with NonFiniteError"],
     "shard": ["RankError", " failed with NonFiniteError: NaN or infinity in the inputs", "at step 1"],
     "task": ["RankError", "their task (rank 0: ['task 2', 61, 1], rank 1: ['another', 61, 1])"],
-    "settings": ["RankError", "their engine"],
+    "settings": ["RankError", "They differ in their engine.steps (rank 0: 12, rank 1: 13). Every rank"],
     "model": ["RankError", "their model"],
     "posterior": ["RankError", "their generator"],
     "factors": ["RankError", "their place of factors (rank 0: replicate, rank 1: shard)"],
