@@ -16,7 +16,8 @@ _open: list[str] = []
 _told: list[BaseException] = []
 # How many entries in which ranks differ are said, and how many characters of what each has there.
 _ENTRIES, _LENGTH = 5, 60
-_ABSENT = "nothing"
+# Equal to no value.
+_ABSENT = object()
 
 
 def in_step(ranks: Ranks, what: str, marks: Mapping[str, Any]) -> None:
@@ -63,7 +64,7 @@ def _is_large(value: list[Any]) -> bool:
 
 def _brief(values: Sequence[Any]) -> list[str]:
     """Values as texts; of long ones what follows where they begin to differ."""
-    texts = [str(value) for value in values]
+    texts = ["nothing" if value is _ABSENT else str(value) for value in values]
     if all(len(text) <= _LENGTH for text in texts):
         return texts
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))

@@ -51,6 +51,7 @@ def test_ranks_that_mean_the_same_go_on() -> None:
             "their engine.name (rank 0: LaplaceNCL, rank 1: DiagonalNCL); "
             "their engine.stiffness (rank 0: 20, rank 1: nothing)",
         ),
+        ({"context": [{"a": "nothing"}]}, {"context": [{}]}, "their context[0].a (rank 0: nothing, rank 1: nothing)"),
         (
             {"engine": {"steps": 3}, "context": [{"active": "2"}, {"head": "0", "active": "2"}]},
             {"engine": {"steps": 3}, "context": [{"active": "2"}, {"head": "1", "active": "2"}]},
@@ -63,7 +64,7 @@ def test_ranks_that_mean_the_same_go_on() -> None:
             "their earlier tasks[99] (rank 0: task 99, rank 1: another)",
         ),
     ],
-    ids=["short list", "setting", "other settings", "nested", "other kinds", "long list"],
+    ids=["short list", "setting", "other settings", "word", "nested", "other kinds", "long list"],
 )
 def test_only_what_differs_is_said(first: dict[str, Any], second: dict[str, Any], said: str) -> None:
     assert differing(first, second) == said
