@@ -23,6 +23,12 @@ SCORES: dict[str, Callable[[int], Tensor]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _drawn_anew() -> None:
+    """Whatever has run before, a test draws the same."""
+    G.manual_seed(0)
+
+
 def told(scores: list[float], every: float, window: int = 8) -> list[int]:
     """Where changes are told; the test begins anew at each."""
     test, found = ChangeTest(), []
@@ -48,7 +54,8 @@ def test_a_large_change_is_told_within_a_few_batches(kind: str) -> None:
     delays = []
     for _ in range(8):
         scores = SCORES[kind](130)
-        scores[100:] -= 10 * scores[:100].std()
+        # Of rare errors a hundred may have none, and no spread.
+        scores[100:] -= 10 * scores[:100].std().clamp(min=0.1)
         found = [i - 100 for i in told(scores.tolist(), every=10_000.0) if i >= 100]
         delays.append(found[0])
     assert sorted(delays)[4] <= 3
