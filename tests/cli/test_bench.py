@@ -22,7 +22,7 @@ def test_without_a_cell_all_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     assert any(
         line.startswith("permuted-mnist-50-kfac") and "> 90 (Ritter et al. 2018, read)" in line for line in lines
     )
-    assert any("split-cifar10:" in line for line in lines)
+    assert any("split-cifar100 as images:" in line for line in lines)
     assert run_command_line(["bench", "--json"]) == 0
     assert [cell["cell"] for cell in json.loads(capsys.readouterr().out)] == list(CELLS)
 
