@@ -12,7 +12,7 @@ CONTEXT.set_forkserver_preload(["nclbayes", "pytest"])
 
 
 def heed_interrupts() -> None:
-    """In a process to be: let Ctrl-C interrupt it, also where a shell has started the tests in the background."""
+    """Let Ctrl-C interrupt this process, also where a shell has started the tests in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

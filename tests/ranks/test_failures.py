@@ -26,6 +26,7 @@ from nclbayes.experiments import RunConfig, run
 from nclbayes.posterior import updating
 from nclbayes.ranks import Ranks, present
 from nclbayes.storage import read_file, write_file
+from tests.processes import heed_interrupts
 from tests.ranks.cases import SETTINGS, blobs, classifier, learner, tasks, tensors
 from tests.ranks.group import failures, together
 
@@ -227,6 +228,7 @@ def test_every_rank_says_which_rank_failed_and_why(tmp_path: Path) -> None:
 
 def press(rank: int, folder: Path, who: str) -> None:
     """Press Ctrl-C at odd moments, on one rank or on both at once, and learn again after it."""
+    heed_interrupts()
     # A step takes less than a millisecond: mostly the ranks are somewhere in an exchange.
     posterior, (first, second) = learner(ncl.LaplaceNCL(**{**SETTINGS, "steps": 1_000_000, "enough": None})), tasks()
     posterior.update(first, engine=ncl.LaplaceNCL(**SETTINGS), progress=False)
@@ -248,7 +250,7 @@ def press(rank: int, folder: Path, who: str) -> None:
             time.sleep(1.0 if is_hit else 0.0)
         except KeyboardInterrupt:
             said.append("KeyboardInterrupt")
-        assert time.monotonic() - started < 5, said
+        assert time.monotonic() - started < 15, said
         assert ("KeyboardInterrupt" in said) is is_hit, said
         assert is_hit or f"rank {hit} failed with KeyboardInterrupt" in said[0]
         assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(posterior).items())

@@ -13,6 +13,7 @@ import pytest
 
 from nclbayes.errors import SettingError
 from nclbayes.workers import Answer, Workers
+from tests.processes import heed_interrupts
 from tests.workers.calls import die, fail, square, whose
 
 pytest.importorskip("joblib")
@@ -39,10 +40,15 @@ def test_an_interrupt_while_processes_are_started_leaves_no_warning_behind() -> 
         signal.raise_signal(signal.SIGINT)
         yield (2,)
 
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        with pytest.raises(KeyboardInterrupt):
-            list(Workers(jobs=2).answers(square, calls()))
+    before = signal.getsignal(signal.SIGINT)
+    heed_interrupts()
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with pytest.raises(KeyboardInterrupt):
+                list(Workers(jobs=2).answers(square, calls()))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [str(each.message) for each in said] == []
 
 
