@@ -29,10 +29,10 @@ def batch_mark(batch: tuple[Any, ...]) -> int:
     Returns:
         That of its targets, and of up to a thousand numbers of each other tensor, evenly spaced over it.
     """
-    mark, *_, last = 0, *batch
+    mark, targets = 0, batch[-1]
     for name, tensor in tensors_of(batch):
         if has_plain_memory(tensor):
-            mark = zlib.crc32(memory_of(tensor if tensor is last else evenly(tensor, _SOME)), mark)
+            mark = zlib.crc32(memory_of(tensor if tensor is targets else evenly(tensor, _SOME)), mark)
             mark = zlib.crc32(f"{name} {tuple(tensor.shape)}".encode(), mark)
     return mark
 

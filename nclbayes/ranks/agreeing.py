@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, takewhile
@@ -95,7 +96,8 @@ def transaction(ranks: Ranks, what: str, commit: Callable[[], None] = lambda: No
         yield
         commit()
         return
-    is_over = False
+    # What the caller is handling meanwhile has nothing to do with this.
+    is_over, around = False, sys.exc_info()[1]
     _open.append(what)
     try:
         yield
@@ -108,7 +110,7 @@ def transaction(ranks: Ranks, what: str, commit: Callable[[], None] = lambda: No
     except RankError:
         raise
     except BaseException as error:
-        if is_over or _is_told(error):
+        if is_over or _is_told(error, around):
             raise
         _told.append(error)
         said = ranks.stop({"error": f"{type(error).__name__}: {error}".removesuffix(": ")})
@@ -122,9 +124,9 @@ def transaction(ranks: Ranks, what: str, commit: Callable[[], None] = lambda: No
             _told.clear()
 
 
-def _is_told(error: BaseException | None) -> bool:
+def _is_told(error: BaseException | None, around: BaseException | None) -> bool:
     """Whether the others know already: by a transaction inside, or since it came while this rank heard of theirs."""
-    while error is not None:
+    while error is not None and error is not around:
         if isinstance(error, (Stopped, RankError)) or any(error is other for other in _told):
             return True
         error = error.__context__

@@ -282,6 +282,27 @@ def test_an_interrupt_passes_transactions_that_lie_one_in_the_other(tmp_path: Pa
     assert together(2, run_interrupted, tmp_path, seconds=20.0) == [0, 0], failures(tmp_path)
 
 
+def retry(rank: int, folder: Path) -> None:
+    """Learn again where an error is still being handled, and fail again."""
+    posterior, said = learner(ncl.LaplaceNCL(**SETTINGS)), list[str]()
+    try:
+        posterior.update(tasks()[0], progress=False, callbacks=[Raising(OSError("once"))] if rank == 1 else [])
+    except RankError as error:
+        said.append(str(error))
+        try:
+            posterior.update(tasks()[0], progress=False, callbacks=[Raising(OSError("twice"))] if rank == 1 else [])
+        except RankError as another:
+            said.append(str(another))
+            posterior.update(tasks()[0], progress=False)
+    for word, text in zip(("once", "twice"), said, strict=True):
+        assert f"rank 1 failed with OSError: {word}" in text
+    assert len(posterior.tasks) == 1
+
+
+def test_an_update_may_be_called_where_the_error_of_another_is_handled(tmp_path: Path) -> None:
+    assert together(2, retry, tmp_path, seconds=15.0) == [0, 0], failures(tmp_path)
+
+
 def evaluate_oddly(rank: int, folder: Path) -> None:
     posterior, (first, _) = learner(ncl.LaplaceNCL(**SETTINGS)), tasks()
     posterior.update(first, progress=False)
